@@ -34,10 +34,11 @@ CONCLUDE_LIMIT_S = 2.0
 CHECK_LIMIT_S = 10.0
 """Limit of ending a fault and of the measurement after it, a restart of the JobManager included."""
 MAX_JOURNAL = 10_000
-"""Rows kept until the history has them: six for each fault, and one for each process that exits."""
+"""Maximum rows that wait to be copied into the history. A fault has six rows, and a process that exits has one."""
 
 MAX_HEALED = 256
-"""Ids ended by `heal_all` that a later renewal is still answered with FaultHealed: as many as can be active at a time."""
+"""Maximum ids of faults ended by `heal_all` that are remembered, so that a later renewal raises FaultHealed. As many faults can be
+active at a time."""
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class Journal:
         self.add(table, by_column(table, values))
 
     async def flush(self) -> bool:
-        """Return True: the reader of the journal keeps its rows."""
+        """Return True, because the reader of the journal stores its rows."""
         return True
 
     def since(self, number: int) -> list[dict[str, Any]]:
@@ -127,7 +128,7 @@ class FaultAgent:
             await self._begin(active, lease_s)
         except (
             FaultNotApplied
-        ) as error:  # nothing is undone: the end of a jobmanager.kill would start a JobManager
+        ) as error:  # undo nothing: the end of a jobmanager.kill would start a JobManager
             self._active.pop(fault_id, None)
             self._write(active, "failed", text=str(error))
             self._write(active, "clean")

@@ -65,9 +65,9 @@ class Rule(Struct, frozen=True):
     """Directed links, in the direction of the bytes."""
     planes: tuple[str, ...] = ("data",)
     params: dict[str, Any] = field(default_factory=dict)
-    """Those of the fault, as `per_direction` returns them."""
+    """The parameters of the fault for one direction, as `per_direction` returns them."""
     gone: tuple[str, ...] = ()
-    """network.half-open: the processes whose ends vanish."""
+    """With network.half-open: the processes whose ends of connections vanish."""
     seed: int = 1
 
     def number(self, key: str, default: float = 0.0) -> float:
@@ -76,7 +76,7 @@ class Rule(Struct, frozen=True):
 
 
 def rule_of(request: FaultRequest) -> Rule:
-    """Return the rule that carries a fault. A half-open connection concerns both directions whatever the fault says."""
+    """Return the rule that carries a fault. A half-open connection always concerns both directions, regardless of the direction of the fault."""
     fault = request.fault
     half_open = fault.kind == "network.half-open"
     return Rule(

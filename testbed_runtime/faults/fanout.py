@@ -150,7 +150,7 @@ class FaultFanout:
         return replace(first, fault=fault_id, targets=tuple(targets))
 
     async def _inject(self, part: Part, fault_id: str, lease_s: float | None) -> FaultHandle:
-        """Repeat the call only to an agent that does not know the fault."""
+        """Inject one part. When an answer is lost, repeat the call only if the agent does not know the fault."""
         client = self.client(part.agent)
         asked = False
 
@@ -178,7 +178,7 @@ class FaultFanout:
         return {agent: answer for agent, answer in answers.items() if isinstance(answer, HeadgateError)}
 
     async def held(self, agent: Agent, name: str) -> bool:
-        """Whether the agent had a fault of that name since its last restart; one that does not answer counts as no."""
+        """Return whether the agent has had a fault of that name since its last restart. False if the agent does not answer."""
         try:
             return await self._with_retries(lambda: knows(self.client(agent), name))
         except Unreachable:
@@ -202,8 +202,8 @@ class FaultFanout:
         }
 
     async def journal(self, agents: Sequence[Agent]) -> list[Mapping[str, Any]]:
-        """Return the rows ({table, row}) since the last call, ordered by time. An agent that does not answer is read the next time;
-        one that restarted is read from its first row."""
+        """Return the rows ({table, row}) since the last call, ordered by time. The rows of an agent that does not answer follow with a
+        later call. The journal of an agent that restarted is read from its first row."""
 
         async def one(agent: Agent) -> Sequence[Mapping[str, Any]]:
             try:
@@ -215,7 +215,7 @@ class FaultFanout:
         return sorted((row for rows in found for row in rows), key=lambda r: int(r["row"].get("t_ns", 0)))
 
     async def _new_rows(self, agent: Agent) -> Sequence[Mapping[str, Any]]:
-        """Request the last known row again: an agent that does not have it has restarted."""
+        """Return the new rows of an agent. The last known row is requested again: if the agent does not have it, it has restarted."""
         client = self.client(agent)
         last = self._last.get(agent)
         rows = await client.journal(int(last["number"]) if last else 0)
@@ -258,13 +258,13 @@ class FaultFanout:
 
 
 async def knows(client: FaultClient, name: str) -> bool:
-    """Whether the agent had a fault of that name since its last restart."""
+    """Return whether the agent has had a fault of that name since its last restart."""
     rows = await client.journal(0)
     return any(r["table"] == "faults" and r["row"].get("fault") == name for r in rows)
 
 
 def _with_agent(parts: Sequence[Part], results: Sequence[object]) -> BaseException:
-    """Return the first problem; an agent that does not answer is named. "Not running" has the lowest priority."""
+    """Return the first problem. FaultNotApplied comes last. If an agent does not answer, the error names the agent."""
     found = sorted(zip(parts, results, strict=True), key=lambda pair: isinstance(pair[1], FaultNotApplied))
     for part, result in found:
         if isinstance(result, Unreachable):

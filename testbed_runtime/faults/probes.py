@@ -16,7 +16,7 @@ from testbed_runtime.transport.names import numeric
 
 MAX_ECHO_CONNECTIONS = 256
 MAX_BULK_BYTES = 4 * 1024 * 1024
-"""The most bytes of a throughput probe."""
+"""Maximum bytes of a throughput probe."""
 _PING = struct.Struct(">Q")
 
 
@@ -145,7 +145,7 @@ class ProbeConnection(asyncio.Protocol):
         return found
 
     async def bulk(self, size: int, *, timeout_s: float) -> float | None:
-        """Return the seconds until `size` bytes came back, None when not in time. Only while no ping is pending."""
+        """Send `size` bytes and return the seconds until all came back, or None after the limit. Call it only while no ping is pending."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._bulk_left = min(size, MAX_BULK_BYTES)

@@ -20,7 +20,7 @@ _NO_PODS = "the processes of this environment are not pods"
 
 
 class Capabilities(Struct, frozen=True):
-    """The backends of an environment. `missing` has the reason why another backend is not available, and how to get it."""
+    """The backends of an environment. `missing` contains, for each other backend, why it is not available and how to get it."""
 
     environment: str
     backends: tuple[str, ...]

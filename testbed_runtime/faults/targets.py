@@ -11,7 +11,7 @@ from testbed_runtime.core.ids import JOBMANAGER
 
 
 class VertexNotRunning(UserError):
-    """No TaskManager runs a subtask of the vertex that a fault names. In a trial this may change with each failover."""
+    """No TaskManager runs a subtask of the vertex that a fault names. In a trial, each failover may change this."""
 
 
 def resolve_targets(

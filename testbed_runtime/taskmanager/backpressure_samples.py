@@ -27,7 +27,7 @@ class BackPressureSampler:
         self._timer: asyncio.TimerHandle | None = None
         self._running: list[TaskMeter] = []
         self._samples = 0
-        """For each task, the number of these samples in which it was back-pressured."""
+        """Number of samples in a row that found the tasks of `_running`. `_pressed`: in how many of them a task was back-pressured."""
         self._pressed: dict[TaskMeter, int] = {}
 
     def start(self) -> None:

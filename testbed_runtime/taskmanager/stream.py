@@ -303,9 +303,7 @@ class StreamTask:
 
     async def _process_now(self, records: Records, channel: int) -> None:
         run, operator = self._run, self.operator
-        run.meter.records_in += len(
-            records
-        )  # at the same time as the lag of a sink, which is measured from these records
+        run.meter.records_in += len(records)  # counted together with the lag of a sink
         if self._sink is not None:
             self._sink.write(records, channel)
         if operator is None:

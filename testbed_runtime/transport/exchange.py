@@ -1,6 +1,6 @@
 """Exchange one partition: serve generated records or fetch a subpartition. The other end may be a real Flink.
 
-Both sides count what actually crossed the wire with a tap, so that the counts can be compared.
+Both sides count with a tap what actually crossed the wire, so that the counts can be compared.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 MAX_CREDIT = 4096
 """Maximum exclusive or floating buffers of one fetch: 128 MiB of 32 KiB segments."""
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4096, 1024 * 1024
-"""Limits of `taskmanager.memory.segment-size`. Flink too requires at least a page and a power of two."""
+"""Limits of `taskmanager.memory.segment-size`. Like Flink, Headgate requires at least one page and a power of two."""
 POLLS_PER_TURN = 64
 """Number of elements that a fetch polls before it yields to the loop."""
 

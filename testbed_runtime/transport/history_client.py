@@ -22,7 +22,7 @@ SHIP_TIMEOUT_S = 5.0
 
 
 class RecorderUnreachable(HeadgateError):
-    """Nothing was acknowledged: retry later. What was written nevertheless will be recognised as a duplicate."""
+    """The recorder acknowledged nothing: retry later. If it stored the batch anyway, it recognises the duplicate."""
 
 
 class RecorderRefused(HeadgateError):
@@ -38,10 +38,10 @@ class HistoryClient:
         self._parameters = {"process": process, "stream": stream}
         self._session = Session(token, aiohttp.ClientTimeout(total=SHIP_TIMEOUT_S))
         self.clock: ClockOffset | None = None
-        """How far this process's clock is from the recorder's, by the last answer."""
+        """The offset between the clocks of this process and of the recorder, measured with the last answer."""
 
     async def ship(self, batch: bytes) -> int:
-        """Send a batch and return the segment number that the recorder expects next. An empty batch only queries it.
+        """Send a batch and return the segment number that the recorder expects next. An empty batch only queries that number.
         Raises RecorderUnreachable or RecorderRefused."""
         loop = asyncio.get_running_loop()
         sent = loop.time()

@@ -31,10 +31,10 @@ class Link:
         self.refused = False
         self.gone = False
         self.held = False
-        """Lost or stalled."""
+        """Whether data is not delivered: it is lost or stalled."""
 
     def due(self, now: float, size: int, random: Random) -> float:
-        """Return when data arrives that is sent now, over limited bandwidth or with jitter."""
+        """Return when data that is sent now arrives, given the bandwidth, latency and jitter of the profile."""
         profile = self.profile
         start = max(now, self.free_at)
         if profile.bandwidth_bytes_per_s and size:

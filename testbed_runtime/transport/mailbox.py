@@ -1,4 +1,4 @@
-"""One endpoint's FIFO mailbox, and what both Rpc adapters share: texts, idempotent calls, the callee's side of an ask.
+"""The FIFO mailbox of an endpoint, and the code that both Rpc adapters share: texts, idempotent calls, the callee's side of an ask.
 
 An ask that timed out at the caller stays in the queue and is still processed, as in an actor system.
 """
@@ -24,9 +24,9 @@ from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.timeouts import cancel_all
 
 MAX_QUEUED_MESSAGES = 100_000
-"""Limit of one mailbox: ten times the acknowledgements of a job of 4,330 subtasks."""
+"""Maximum messages in one mailbox: ten times the acknowledgements of a job of 4,330 subtasks."""
 MAX_REMEMBERED_CALLS = 4_096
-"""Results that a process keeps for repeated call ids."""
+"""Maximum results that a process keeps for repeated call ids."""
 
 QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster", "RemoteHandshakeMessage")
 """Messages whose timeouts are part of normal operation (heartbeats, doubling retries). They write no `rpc.timeout` event."""
@@ -108,7 +108,7 @@ class SleepingCpu:
 
 @types.coroutine
 def _turn() -> Generator[None, None, None]:
-    """Let the loop run the other callbacks: what `asyncio.sleep(0)` does."""
+    """Let the loop run the other callbacks, as `asyncio.sleep(0)` does."""
     yield
 
 
@@ -132,7 +132,7 @@ class _Letter(NamedTuple):
 
 
 class Mailbox:
-    """One message at a time, in order of arrival, each first spending the service time.
+    """Processes one message at a time, in order of arrival. Each message first spends the service time.
 
     `handlers` is looked up for each message, so it may be a view. `put` never waits. The owner of the mailbox runs `run` in a task."""
 
@@ -192,7 +192,7 @@ class Mailbox:
             await self._cpu.spend(self._service_time_s)
         interceptor = self._interceptor
         if interceptor.active and not await interceptor.before_handle(self.endpoint, letter.message):
-            return  # swallowed: the ask times out
+            return  # a fault has dropped the message: the ask times out
         try:
             handler = self._handlers.get(type(letter.message))
             if handler is None:
@@ -266,8 +266,8 @@ class Endpoints:
             mailbox.put(message, None)
 
     def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
-        """Return the future answer, or None when the endpoint does not exist. It is cancelled if the endpoint is stopped before it has
-        handled the message."""
+        """Return the future answer, or None when the endpoint does not exist. The answer is cancelled if the endpoint is stopped before
+        it has handled the message."""
         mailbox = self._mailboxes.get(endpoint)
         if mailbox is None:
             return None
@@ -295,7 +295,7 @@ class Endpoints:
 def when_answered(
     answer: asyncio.Future[Any], tell: Callable[[Any], None], unreachable: Callable[[], None]
 ) -> None:
-    """Call `tell` with the answer, unless it never comes, or `unreachable` when the endpoint was stopped."""
+    """Call `tell` when there is an answer, or `unreachable` when the endpoint was stopped. Call neither if there is never an answer."""
 
     def done(future: asyncio.Future[Any]) -> None:
         if future.cancelled():

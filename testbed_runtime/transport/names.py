@@ -1,4 +1,4 @@
-"""Resolve host names for each connection, because a recreated pod has another address; HTTP sessions that do so.
+"""Resolve host names for each connection, because a recreated pod has another address. Also HTTP sessions that do this.
 
 In environments without DNS, `HEADGATE_HOSTS` names a JSON file `{name: address}` that takes precedence over the system's
 resolver.

@@ -84,7 +84,7 @@ class _ServerPump(Pump):
         super().__init__(owner.version, owner.interceptor, owner.tap)
         self._owner = owner
         self._named = False
-        """A request has named the peer."""
+        """Whether a request has named the peer."""
         self._requested = False
         """Whether the last received frames added or removed requests."""
         self._decoder = ServerDecoder(owner.version)
@@ -222,7 +222,7 @@ class DataServer:
 
     @property
     def address(self) -> Address:
-        """The address it listens on, after `start`."""
+        """The address that this server listens on, after `start`."""
         assert self._listener is not None, "the data server has not been started"
         return self._listener.address
 
@@ -232,7 +232,7 @@ class DataServer:
         return tuple(pump.machine for pump in self._pumps)
 
     def sockets(self) -> list[tuple[str, SocketState]]:
-        """Return the peers and the sockets of the open connections, where they can be measured."""
+        """Return the peer and the socket state of each open connection that can be measured."""
         return states(pump.peer_connection() for pump in self._pumps)
 
     async def start(self, address: Address) -> Address:
@@ -509,12 +509,12 @@ class ConnectionManager:
         return tuple(pump.machine for pump in self._pumps.values())
 
     def sockets(self) -> list[tuple[str, SocketState]]:
-        """Return the peers and the sockets of the open connections, where they can be measured."""
+        """Return the peer and the socket state of each open connection that can be measured."""
         return states(pump.peer_connection() for pump in self._pumps.values())
 
     def index_of(self, partition: ResultPartitionID) -> int:
-        """Return the index of the connection for a partition: the same for all since 1.15, or one of the most connections that are
-        allowed, and one for each exchange before."""
+        """Return the index of the connection for a partition. Since Flink 1.15 it is below `taskmanager.network.max-num-tcp-connections`
+        (1 by default). Before, every exchange has a connection of its own."""
         drawn = int.from_bytes(partition.data_set[:4], "big")
         return drawn if self._most is None else drawn % self._most
 

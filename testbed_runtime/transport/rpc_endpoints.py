@@ -1,4 +1,4 @@
-"""The part of Rpc that HTTP and memory share: the mailboxes of one process, and how an ask of another process ends."""
+"""The code that Rpc over HTTP and in memory share: the mailboxes of one process, and how an ask to another process ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EndpointOptions(TypedDict, total=False):
 
 
 class EndpointRpc(ABC):
-    """The part of `ports.rpc.Rpc` that does not depend on how messages cross."""
+    """The part of `ports.rpc.Rpc` that does not depend on how messages are transported."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ MAX_OUTBOX = 100_000
 CLOSE_TIMEOUT_S = 1.0
 """Time limit for the closing handshake and for requests in flight when the process ends."""
 MAX_CALL_ID = 200
-"""Characters."""
+"""Maximum characters."""
 
 
 class _Call(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +224,7 @@ class HttpRpc(EndpointRpc):
         return link
 
     def _look_for(self, address: Address) -> None:
-        """Look up a peer again that does not answer: its pod may have been replaced under another address."""
+        """Resolve the name of a silent peer again, because its pod may have been replaced by one with another address."""
         link = self._links.get(address)
         if link is None or link.over or not link.remote or link.remote == address[0]:
             return
@@ -281,6 +281,6 @@ class HttpRpc(EndpointRpc):
 
 
 async def _leave_if_moved(link: _Link, address: Address) -> None:
-    with contextlib.suppress(OSError):  # not resolvable for the moment: stay
+    with contextlib.suppress(OSError):  # not resolvable at the moment: keep the connection
         if await numeric(*address) != link.remote and link.task is not None:
             link.task.cancel()

@@ -93,15 +93,15 @@ class Switchboard:
             self._schedule(line, destination, latency)
 
     def passes(self, one: str, other: str) -> bool:
-        """Return whether messages pass both ways. If not, a process that is gone does not refuse any: its connections seem to live."""
+        """Return whether messages pass both ways. If not, messages to a process that is gone are not refused: its connections seem alive."""
         return self._latency_s is None or None not in (
             self._latency_s(one, other),
             self._latency_s(other, one),
         )
 
     def release(self, *, lost: Iterable[Flow] = ()) -> float:
-        """Deliver what links have held that pass messages again, in order. What the links of `lost` held was lost, and TCP sends it again
-        later. Return when the last of it is sent."""
+        """Deliver, in order, the held messages of links that pass messages again. The links of `lost` have lost their messages, which TCP
+        sends again later. Return when the last of these is sent."""
         loop = asyncio.get_running_loop()
         last = loop.time()
         for destination in self._at.values():
@@ -191,7 +191,7 @@ class MemoryRpc(EndpointRpc):
         return lambda: self._pending.pop(number, None)
 
     def _cross(self, asked: Ask, call_id: str, answer: asyncio.Future[Any], target: MemoryRpc) -> None:
-        """Send a message to `target`. If that ends before it answers, nothing more is heard of the message."""
+        """Send a message to `target`. If `target` ends before it answers, there is neither an answer nor an error."""
 
         def arrive() -> None:
             if self._switchboard.at(asked.address) is not target:
@@ -227,4 +227,4 @@ def _settle(answer: asyncio.Future[Any], value: Any) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to forget."""
+    """Do nothing: a message without an answer has nothing to forget."""

@@ -1,4 +1,4 @@
-"""The part that both ends of a connection share: pulling frames from a state machine while the connection is writable."""
+"""The code that both ends of a connection share: it pulls frames from a state machine while the connection is writable."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from testbed_runtime.ports.network import Connection
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
 BATCH_BYTES = 180 * 1024
-"""Buffers are sent in pieces that end once they have this size, which is six of 32 KiB: about half of the ten of a channel's credit.
-The next piece follows one loop iteration later, when the producer has filled the segments that came back. Sent at once, the last
-buffer would report a backlog of 0, and the consumer would give up its floating buffers."""
+"""Buffers are sent in pieces that end once they have this size. It is six buffers of 32 KiB, about half of a channel's credit of ten.
+The next piece follows one loop iteration later, when the producer has filled the segments that were recycled. If everything were
+sent at once, the last buffer would report a backlog of 0, and the consumer would release its floating buffers."""
 
 
 class Machine(Protocol):
-    """The part that the state machines of both ends share."""
+    """The interface that the state machines of both ends share."""
 
     closing: bool
-    """The connection is closed once nothing is left to send."""
+    """Whether the connection is to be closed once nothing is left to send."""
 
     def has_more(self) -> bool:
-        """Whether it may have a frame."""
+        """Whether the state machine may have a frame to send."""
 
 
 class Pump:

@@ -61,7 +61,7 @@ class SimulatedFabric:
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
         self._next_port = FIRST_PORT
         self.send_cost: Callable[[str, str, object], float] | None = None
-        """Return the seconds that a frame keeps the sending thread busy, by sender and receiver."""
+        """Returns how many seconds a frame keeps the sending thread busy, given sender, receiver and frame. None: sending takes no time."""
         self.kernel = contextvars.copy_context()
         """The context for in-flight data, which belongs to no process."""
 
@@ -97,10 +97,10 @@ class SimulatedFabric:
     ) -> None:
         """Set all faults of one direction at once (`shape` stays). Held bytes continue in order when none is left.
 
-        `lost`: nothing passes, connections stay open, new ones wait until their timeout or the fault's end; after it, TCP sends
-        again what was lost. `stalled`: bytes are held, connections are still accepted. `refused`: open connections are reset,
-        new ones are refused. `gone`: the source's ends are reset, and its new connections too; the other ends are reset when it
-        ends."""
+        `lost`: nothing passes. Connections stay open, and new ones wait until their timeout or the end of the fault. After the
+        fault, TCP sends again what was lost. `stalled`: bytes are held, connections are still accepted. `refused`: open
+        connections are reset, new ones are refused. `gone`: the source's ends of connections are reset, and its new connections
+        too. The other ends are reset when the fault ends."""
         link = self.link(source, destination)
         if (link.lost, link.stalled, link.refused, link.gone) == (lost, stalled, refused, gone):
             return
@@ -135,7 +135,7 @@ class SimulatedFabric:
         return sorted({name for link in self._links for name in link})
 
     def kill(self, name: str) -> None:
-        """Remove a killed process: its listeners disappear, and its connections end as soon as the links pass that."""
+        """Remove a killed process: its listeners disappear, and its peers see the end of their connections as soon as the links pass it."""
         for listener in [found for found in self._listeners.values() if found.owner == name]:
             del self._listeners[listener.address]
         for connection in [c for c in self._connections if c.owner == name]:

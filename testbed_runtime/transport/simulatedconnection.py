@@ -27,7 +27,7 @@ _Payload: TypeAlias = "bytes | _Frame | Exception | None"
 
 
 class BusyThread:
-    """The thread that sends, where sending takes processor time. `on_free` is called in `context` when all work is done."""
+    """The sending thread in a simulation in which sending takes processor time. Calls `on_free` in `context` when all work is done."""
 
     __slots__ = ("_context", "_loop", "_on_free", "_timer", "_until")
 
@@ -89,11 +89,11 @@ class SimulatedConnection:
         self._writable = True
         self._thread = BusyThread(self._move, context)
         self._moving: asyncio.Handle | None = None
-        self._under_way: deque[tuple[float, list[_Payload]]] = deque()  # what arrives together
+        self._under_way: deque[tuple[float, list[_Payload]]] = deque()  # each entry arrives at one instant
         self._arrival: asyncio.TimerHandle | None = None
         self._last_arrival = 0.0
         self.resumes_at = 0.0
-        """When TCP sends again what the outgoing link has lost."""
+        """When TCP retransmits what the outgoing link has lost."""
         self._window = 0
         self._inbox: deque[bytes | _Frame] = deque()
         self._reading = True
@@ -142,8 +142,8 @@ class SimulatedConnection:
         self._queue(views, sum(map(len, views)), on_sent)
 
     def send_frame(self, frame: object, size: int, on_sent: Callable[[], None] | None = None) -> None:
-        """Send a frame without encoding it. It takes `size` bytes of the link's bandwidth and window. One that fits into the
-        window leaves at once: an all-to-all job sends millions."""
+        """Send a frame without encoding it. It takes `size` bytes of the link's bandwidth and window. A frame that fits into
+        the window leaves at once, because an all-to-all job sends millions of frames."""
         if self._closing or self.is_closed:
             if on_sent is not None and not self._dead:
                 on_sent()
@@ -219,7 +219,7 @@ class SimulatedConnection:
         """Send what fits into the window, but at least one unit if the window is empty."""
         self._moving = None
         if self._eof_error is not None:
-            self._end(self._eof_error)  # like a write to a connection that was reset
+            self._end(self._eof_error)  # ignore it, like a write to a connection that was reset
         if self.is_closed:
             return
         done: list[Callable[[], None]] = []

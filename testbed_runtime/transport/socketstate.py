@@ -14,13 +14,13 @@ _RWND_LIMITED = 176
 _SND_WND = 228
 _RCV_WND = 232
 _LEAST = _RCV_WND + 4
-"""Offsets in `struct tcp_info` of linux/tcp.h, which only grows. The last field is there since Linux 6.2."""
+"""Offsets in `struct tcp_info` of linux/tcp.h, which only grows. The last field exists since Linux 6.2."""
 _MAX_BYTES = 512
 
 
 def parse(raw: bytes) -> tuple[int, int, int, float] | None:
-    """Return the receive window, the peer's window, the zero-window probes since it closed, and the seconds in which it limited
-    the sender, from a `tcp_info`. None if the kernel is too old."""
+    """Return four values of a `tcp_info`: the receive window, the peer's window, the number of zero-window probes since the peer's
+    window closed, and the seconds in which it limited the sender. None if the kernel is too old."""
     if len(raw) < _LEAST:
         return None
     receive_window, peer_window = (struct.unpack_from("=I", raw, at)[0] for at in (_RCV_WND, _SND_WND))
@@ -52,6 +52,6 @@ def read(sock: socket.socket, *, reading: bool, writable: bool) -> SocketState |
 
 
 def states(ends: Iterable[tuple[str, object]]) -> list[tuple[str, SocketState]]:
-    """Return the peer and the state of each connection that has a socket which can be measured."""
+    """Return the peer and the socket state of each connection whose socket can be measured."""
     sockets = [(peer, one.socket_state()) for peer, one in ends if isinstance(one, SocketConnection)]
     return [(peer, state) for peer, state in sockets if state is not None]

@@ -23,7 +23,7 @@ class HistorySampler:
         self._filled_at = now()
 
     def wants(self, number: int) -> bool:
-        """Apply a token bucket: its upper half serves all frames, the lower half only multiples of EVERY."""
+        """Return whether a frame is recorded, by a token bucket. Its upper half serves all frames, its lower half only multiples of EVERY."""
         now = self._now()
         self._tokens = min(BURST_ROWS, self._tokens + (now - self._filled_at) * ROWS_PER_S)
         self._filled_at = now

@@ -29,9 +29,10 @@ LOW_WATERMARK_BYTES = 32 * 1024
 """Netty's defaults: above the high watermark of unsent bytes a connection is not writable until it falls below the low
 one."""
 RECEIVE_BUFFER_BYTES = 384 * 1024
-"""One buffer per network. It holds the ten buffers of 32 KiB for which a channel has credit, so that none of them is split."""
+"""Size of the receive buffer, one per network. It fits the ten buffers of 32 KiB for which a channel has credit, so that none of them
+is split."""
 REREAD_BYTES = 64 * 1024
-"""Most bytes that a handler may give back, for which the receive buffer has room besides: a buffer of 32 KiB and its header."""
+"""Maximum bytes that a handler may give back: a buffer of 32 KiB and its header. The receive buffer has extra room for them."""
 READS_PER_WAKE = 4
 """Limits the work of one loop iteration to 1 MiB per connection."""
 MAX_PARTS_PER_SEND = 64
@@ -57,11 +58,11 @@ class ReceiveMemory:
         self._settle: list[Callable[[], None]] = []
 
     def lend(self, settle: Callable[[], None]) -> None:
-        """Call back before the memory is used again."""
+        """Call `settle` before the memory is used again."""
         self._settle.append(settle)
 
     def use(self) -> memoryview:
-        """Return the memory, after what is still needed of its bytes was copied."""
+        """Return the memory, after the borrowers have copied the bytes that they still need."""
         while self._settle:
             self._settle.pop()()
         return self._view
@@ -88,7 +89,7 @@ class TcpConnection:
         self._queued = 0
         self._sent = 0
         self._units: deque[tuple[int, Callable[[], None]]] = deque()
-        """A unit with an `on_sent` has an entry: the total of sent bytes at which it is complete, and its `on_sent`."""
+        """One entry for each unit with an `on_sent`: the total of sent bytes at which the unit is complete, and its `on_sent`."""
         self._flushing = False
         self._writable = True
         self._reading = False
@@ -194,7 +195,7 @@ class TcpConnection:
         self._closing = True
         self.pause_reading()
         if not self._parts:
-            # never inside the caller's frame: the owner is notified as at any other end
+            # never inside the caller's frame, like any other end that is reported to the owner
             self._loop.call_soon(self._end, None)
 
     def abort(self, *, reset: bool = False) -> None:
@@ -215,7 +216,7 @@ class TcpConnection:
 
     def _fail_soon(self, error: OSError) -> None:
         self._writable = False
-        self._failure = error  # a read finds only the end of the stream from now on
+        self._failure = error  # keep the cause: from now on, a read only finds the end of the stream
         self._loop.call_soon(self._end, error)
 
     def _flush(self) -> None:
@@ -304,7 +305,7 @@ class TcpConnection:
                 return
 
     def _end(self, error: Exception | None, *, notify: bool = True) -> None:
-        """End the connection once: return all buffers and notify the owner. `notify`: and, with TLS, the peer."""
+        """End the connection once: return all buffers and notify the owner. `notify`: with TLS, notify the peer too."""
         if self._closed:
             return
         error = error or self._failure

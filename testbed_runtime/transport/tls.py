@@ -19,8 +19,8 @@ from testbed_runtime.core.exchange.tls import TlsSettings
 from testbed_runtime.timeouts import timeout
 
 RECEIVE_BYTES = 352 * 1024
-"""Ciphertext received at once. With the rest of one record (at most 18 KiB) before it, it fits decrypted into the receive
-buffer of the network (384 KiB, besides what its handler gave back), so that nothing complete stays behind."""
+"""Maximum ciphertext received at once. Together with an incomplete record before it (at most 18 KiB), it fits decrypted into the
+receive buffer of the network (384 KiB without the bytes that a handler gave back). So no complete record is left unread."""
 ENCRYPT_BYTES = 200 * 1024
 """Maximum plaintext of one send. A piece of the pump (`transport.sending`) with its headers fits: 192 KiB and 282 bytes."""
 HANDSHAKE_BYTES = 16 * 1024
@@ -34,7 +34,7 @@ class TlsSocket:
     ) -> None:
         """`scratch` holds ciphertext during a call, so the connections of a loop can share it."""
         self.raw = sock
-        """The socket below, which is the one that the kernel knows."""
+        """The underlying TCP socket."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._unsent: memoryview | bytes = b""
@@ -65,11 +65,11 @@ class TlsSocket:
 
     @property
     def received_early(self) -> bool:
-        """Whether the last bytes of the handshake were followed by data, which no event of the socket announces."""
+        """Whether data followed the last bytes of the handshake. No event of the socket announces such data."""
         return self._incoming.pending > 0
 
     def sendmsg(self, parts: Sequence[BytesLike]) -> int:
-        """Encrypt and send. Return how many bytes are with the kernel.
+        """Encrypt and send. Return the number of bytes whose ciphertext the kernel has accepted.
 
         Bytes whose ciphertext was not sent completely count as not sent: the caller must begin its next call with them
         (the contract of SSL_write). They are not encrypted twice. Raises BlockingIOError if none could be sent."""
@@ -111,7 +111,7 @@ class TlsSocket:
             ended = count == 0
         while True:
             try:
-                # with a buffer, it returns how many bytes it wrote there
+                # with a buffer, `read` returns how many bytes it wrote there
                 count = self._tls.read(len(target) - filled, target[filled:])  # type: ignore[assignment]
             except ssl.SSLWantReadError:
                 if filled or ended:
@@ -122,7 +122,7 @@ class TlsSocket:
             filled += count
 
     def notify_close(self) -> None:
-        """Tell the peer that nothing follows (close_notify), if the kernel has room for it."""
+        """Notify the peer of the end of the stream (close_notify), if the kernel has room for it."""
         if self._unsent:
             return  # in the middle of a record
         with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ class DataTls(Struct, frozen=True):
         return cls(connecting, listening, settings.handshake_timeout_s)
 
     async def wrap(self, sock: socket.socket, *, server_side: bool) -> TlsSocket:
-        """Do the handshake. Raises OSError or TimeoutError; the socket is the caller's to close then."""
+        """Do the handshake. Raises OSError or TimeoutError; the caller then has to close the socket."""
         context = self.listening if server_side else self.connecting
         made = TlsSocket(sock, context, self.scratch, server_side=server_side)
         async with timeout(self.timeout_s):

@@ -81,7 +81,7 @@ class Run:
         return self._firsts[0][0] <= window <= self.members[-1].index.last[0]
 
     def block_of(self, place: Place) -> tuple[SortedFile, int] | None:
-        """Return the only block that may hold a place."""
+        """Return the only block that may contain a place (window and key), with its file. None if there is no such block."""
         found = bisect_right(self._firsts, place) - 1
         if found < 0 or place > self.members[found].index.last:
             return None
@@ -89,7 +89,7 @@ class Run:
         return member, bisect_right(member.firsts, place) - 1
 
     def blocks(self, first: Place, last: Place) -> Iterator[tuple[SortedFile, int]]:
-        """Yield the blocks that may hold places of a range."""
+        """Yield the blocks, with their files, that may contain places of a range."""
         for member in self.members:
             if member.firsts[0] <= last and member.index.last >= first:
                 start = max(0, bisect_right(member.firsts, first) - 1)
@@ -98,8 +98,8 @@ class Run:
 
 
 def runs_to_merge(sizes: list[int]) -> int:
-    """Return how many of the newest runs to merge, 0 for none: those of which each is at most as large as all newer ones
-    together, if they are MERGE_RUNS or more."""
+    """Return how many of the newest runs to merge, 0 for none. A run joins if it is at most as large as all newer runs together. At
+    least MERGE_RUNS runs are merged."""
     count, total = 0, 0
     for size in reversed(sizes):
         if count and size > total:
@@ -130,7 +130,7 @@ class FileState(KeyedState):
 
     @property
     def adds_up(self) -> bool:
-        """No effect with files: the rows in memory are written once they are large."""
+        """Always False: adding up counts outside of the state would delay the writing of full buffers to files."""
         return False
 
     def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:
@@ -212,7 +212,7 @@ class FileState(KeyedState):
             self._merge(merge)
 
     def _merge(self, count: int) -> None:
-        """Merge the newest runs. With the oldest among them, removed rows vanish; expired ones always do."""
+        """Merge the `count` newest runs into one, without expired rows. Markers of removed rows are dropped if the oldest run is among them."""
         kept, merged = self._runs[:-count], self._runs[-count:]
         rows = self._merged(merged, removed=bool(kept))
         self._runs = [*kept, self._write(rows)] if len(rows) else kept
@@ -220,7 +220,7 @@ class FileState(KeyedState):
             self._delete(run)
 
     def _merged(self, runs: list[Run], *, removed: bool = False) -> Rows:
-        """Return the newest rows of some runs that have not expired, with or without those that hide others."""
+        """Return the newest row of each key in these runs, unless it has expired. `removed`: keep the rows that mark a key as removed."""
         every = ((FIRST_KEY, FIRST_KEY), (LAST_KEY, LAST_KEY))
         parts = [self._read(*found) for run in runs for found in run.blocks(*every)]
         rows = self._ttl.unexpired(Rows.concat([Rows.of([]), *parts]).merged())
@@ -241,8 +241,8 @@ class FileState(KeyedState):
             self._memory.forget(f"{self._name}/{member.file.name}", len(member.firsts))
 
     def _restore_files(self, snapshot: SubtaskSnapshot) -> None:
-        """Go on with the files of this subtask's own snapshot. At another parallelism, write this subtask's key groups to
-        new ones."""
+        """Continue with the files of this subtask's own snapshot. At another parallelism, write this subtask's key groups to new
+        files."""
         context = self._context
         runs = [Run([SortedFile.open(file, self._files) for file in run]) for run in snapshot.runs]
         if (snapshot.subtask, snapshot.parallelism) == (context.subtask, context.parallelism):

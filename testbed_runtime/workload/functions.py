@@ -20,8 +20,8 @@ from testbed_runtime.core.job.functions import FIELD, FunctionReference
 
 
 class UserRecord(msgspec.Struct, gc=False):
-    """The part of a record that a function sees. A Struct, because it takes a quarter of the time of a dataclass to create;
-    for `dataclasses` it is one.
+    """The part of a record that a function sees. It is a Struct, because creating one takes a quarter of the time of a
+    dataclass. The module `dataclasses` treats it as a dataclass.
 
     The function returns this record, a copy with another key or text (`dataclasses.replace`), an int (a new key), or None
     to drop the record."""
@@ -44,8 +44,8 @@ UserRecord.__dataclass_fields__ = {
 }
 
 UserFunction: TypeAlias = "Callable[..., Any]"
-"""Takes a record and returns a record, a new key or None. That of `flat-map` returns any number of records; that of
-`solution-set-join` takes two."""
+"""Takes a record and returns a record, a new key or None. The function of `flat-map` returns any number of records. The function of
+`solution-set-join` takes two records."""
 
 
 def load_function(reference: str, arguments: int = 1) -> UserFunction:
@@ -116,8 +116,8 @@ def _line_of(error: BaseException, path: Path) -> int:
 
 
 def main(references: list[str]) -> None:
-    """Load functions in this process, and print the problem of each as one JSON object on stdout; empty texts are fine. Each is
-    named by the number of its arguments, a colon and its reference."""
+    """Load functions in this process, and print their problems as one JSON object on stdout. An empty text means no problem. An
+    argument consists of the number of the function's parameters, a colon and its reference."""
     problems = {}
     with contextlib.redirect_stdout(sys.stderr):
         for reference in references:

@@ -55,7 +55,7 @@ class VirtualChannels:
     def restore(self, rescaling: GateRescaling, context: SubtaskContext) -> list[ChannelState]:
         """Return the records of one subtask by its new channels: one part for each virtual channel, whose order is kept.
 
-        Each virtual channel is a path of its own: records that take another way since then may be before or after it. Raises
+        Only the order within a virtual channel is kept, not the order between it and records that now take another path. Raises
         FlinkError if a record is incomplete."""
         found = []
         for channel, olds in enumerate(rescaling.channels):

@@ -14,7 +14,7 @@ from testbed_runtime.workload.records import Records, record_dtype
 BACK_CHANNEL_BYTES = 4 << 20
 """Maximum bytes of a superstep's result in memory, for each subtask. The rest is in a file."""
 SOLUTION_SET_BYTES = 64 << 20
-"""Limit for the records of a solution set, for each subtask: it is in memory as a whole."""
+"""Maximum bytes of a solution set, for each subtask. All of it is in memory."""
 BATCH_BYTES = 1 << 16
 """Records are read from a file, and from a solution set, in pieces of about this size."""
 
@@ -23,7 +23,7 @@ IDENTITY_BYTES = 16
 
 
 def records_of(data: bytes, record_bytes: int) -> Records:
-    """Return the records in these bytes. They may be changed."""
+    """Return the records in these bytes, as a copy that may be changed."""
     return np.frombuffer(bytearray(data), dtype=record_dtype(record_bytes))
 
 
@@ -89,7 +89,7 @@ class SolutionSet:
             entry = data[number * size : (number + 1) * size]
             former = self._entries.get(key)
             if former is not None and former[:IDENTITY_BYTES] != entry[:IDENTITY_BYTES]:
-                del self._entries[key]  # another record takes its place at the end: records keep their order
+                del self._entries[key]  # another record goes to the end; an update keeps its place
             self._entries[key] = entry
         new = len(self._entries) - known
         self._bytes += new * size

@@ -37,7 +37,7 @@ class SubtaskContext(Struct, frozen=True):
 
 class TimeToLive:
     """Decides when entries expire, as with Flink's StateTtlConfig: some time after they were last written (OnCreateAndWrite). Expired
-    ones are never returned. 0 ns: they do not expire, and `now_ns` is not read."""
+    entries are never returned. With 0 ns, entries do not expire and `now_ns` is not called."""
 
     def __init__(self, ttl_ns: int = 0, now_ns: Callable[[], int] = lambda: 0) -> None:
         self.ttl_ns = ttl_ns
@@ -65,7 +65,7 @@ class KeyedState:
         self._ttl = ttl
         self._rows: dict[Place, Row] = {}
         self._sorted: tuple[list[Place], Ints, Ints, Ints] | None = None
-        """The places of the last snapshot in order, as windows, keys and key groups too. Outdated if there are more rows now."""
+        """The sorted places of the last snapshot, then their windows, keys and key groups. Outdated if there are more rows now."""
 
     @property
     def adds_up(self) -> bool:
@@ -73,7 +73,7 @@ class KeyedState:
         return not self._ttl.ttl_ns
 
     def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:
-        """Add to the counts of keys. The first text of a key stays."""
+        """Add to the counts of keys. A key keeps its first text."""
         rows, stamp, find = self._rows, self._ttl.stamp(), self._finder()
         for key, count in zip(keys, counts, strict=True):
             place = (window, key)
@@ -146,7 +146,7 @@ class KeyedState:
                     self._rows.update(self._ttl.unexpired(group.rows()).pairs())
 
     def close(self) -> None:
-        """Release what the state has outside of itself."""
+        """Release the state's resources."""
 
     def _restore_files(self, snapshot: SubtaskSnapshot) -> None:
         if snapshot.runs:

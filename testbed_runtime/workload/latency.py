@@ -18,7 +18,7 @@ class LatencyHistogram:
         self._counts = np.zeros(len(bounds_ns) + 1, dtype=np.int64)
         self._has_batches = False
         self._singles: list[int] = []
-        """The buckets of the latencies that were added one by one: cheaper than an array while there are few."""
+        """The buckets of latencies that were added one by one. A list is cheaper than an array while there are few."""
         self.count = 0
         self.max_ns = 0
 

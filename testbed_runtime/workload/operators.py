@@ -28,7 +28,7 @@ from testbed_runtime.workload.records import (
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 FEW_RECORDS = 256
-"""So few keys are counted faster one by one than by sorting them."""
+"""Up to this many records are counted faster one by one than by sorting their keys."""
 SLICE_RECORDS_FIRST = 32
 """Size of a Python function's first slice, before its cost is known."""
 
@@ -39,7 +39,7 @@ class Operator:
     slice_records: int = 0
     """Maximum records per call; 0 for no limit. User code runs in slices."""
     drops: bool = False
-    """Whether the operator dropped records intentionally."""
+    """Whether the operator has dropped records, as its function asked for."""
 
     def __init__(self, context: SubtaskContext) -> None:
         self.context = context
@@ -69,7 +69,7 @@ class Operator:
         """Release what the state has outside of the operator."""
 
     def took(self, records: int, seconds: float) -> None:
-        """Report how long a call took, for operators that adapt their slices."""
+        """Record how long a call took. Operators that adapt the size of their slices use it."""
 
 
 class KeyedCount(Operator):
@@ -79,7 +79,7 @@ class KeyedCount(Operator):
         super().__init__(context)
         self.state = state or KeyedState(context)
         self._uncounted: Counter[int] | None = Counter() if self.state.adds_up else None
-        """The records since the state was last asked, where it makes no difference when the state learns of them."""
+        """Counts that were not added to the state yet. None if it matters when they are added (see `adds_up`)."""
 
     def process(self, records: Records) -> Records:
         if self._uncounted is not None:
@@ -249,7 +249,7 @@ class PythonFunction(Operator):
         return [""] * len(records)
 
     def _views(self, records: Records, keys: list[int], texts: list[str]) -> Iterable[UserRecord]:
-        """Return what the function sees of each record. The columns are converted at once, each record when it is its turn."""
+        """Yield a UserRecord for each record. The columns are converted at once, each record when it is reached."""
         vertices, subtasks = records["vertex"].tolist(), records["subtask"].tolist()
         names = {pair: self.context.origin(*pair) for pair in set(zip(vertices, subtasks, strict=True))}
         sources = [names[pair] for pair in zip(vertices, subtasks, strict=True)]
@@ -309,7 +309,7 @@ class SolutionSetJoin(PythonFunction):
     def __init__(self, context: SubtaskContext, function: UserFunction, reference: str) -> None:
         super().__init__(context, function, reference)
         self.solution = SolutionSet()
-        """Replaced by the one that it shares with the head."""
+        """The task replaces it by the solution set that it shares with the head."""
 
     def process(self, records: Records) -> Records | None:
         updated = []
@@ -333,10 +333,10 @@ class SolutionSetJoin(PythonFunction):
 
 
 class Criterion(PythonFunction):
-    """A function of a record that is true as long as an iteration has to continue."""
+    """The criterion of an iteration: a Python function that is true for a record as long as the iteration has to continue."""
 
     def count(self, records: Records) -> int:
-        """Return for how many records it is true."""
+        """Return for how many of the records the function is true."""
         found = 0
         for record in self._views(records, records["key"].tolist(), self._texts(records)):
             try:

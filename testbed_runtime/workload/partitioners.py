@@ -82,14 +82,14 @@ class Partitioner:
         return self._partitioning in ("hash", "rebalance")
 
     def parts(self, records: Records) -> list[Part]:
-        """Return the non-empty subpartitions in order, each with the bytes of its records on the wire and their number. What all
-        get is returned once."""
+        """Return the non-empty subpartitions in order, each with the bytes of its records on the wire and their number. If all
+        subpartitions get the same records, return them once, for EVERY subpartition."""
         if self._is_shared and len(records):
             return [(EVERY, framed(records), len(records))]
         return [(index, framed(part), len(part)) for index, part in self.split(records)]
 
     def parts_of(self, block: Block, start: int, end: int) -> list[Part]:
-        """Like `parts`, for some records of a block. It is grouped by subpartition once, not for each of its parts."""
+        """Like `parts`, for some records of a block. The block is grouped by subpartition once, not for each of its parts."""
         if self._subpartitions == 1 or self._partitioning == "forward":
             return [(0, block.framed(start, end), end - start)]
         if self._is_shared:
@@ -124,7 +124,7 @@ class Partitioner:
         ]
 
     def _targets(self, keys: Ints) -> Ints:
-        """Return the subtask that owns each key. Those of small keys, as generated records have, are looked up."""
+        """Return the subtask that owns each key. Small keys, such as those of generated records, are looked up in a table."""
         if int(np.maximum.reduce(keys.view(np.uint64))) < SMALL_KEYS:
             return _targets_of_small_keys(self._subpartitions, self._max_parallelism)[keys]
         return subtasks_of(

@@ -104,7 +104,7 @@ def _words_dtype(record_bytes: int) -> np.dtype[np.void]:
 
 
 def one_way(records: Records) -> bool:
-    """Whether all records come from one source on one path, as those of one buffer usually do."""
+    """Return whether all records come from one source on one path, as is usual for the records of one buffer."""
     if len(records) == 1:
         return True
     head = records.view(_words_dtype(records.dtype.itemsize))
@@ -266,7 +266,7 @@ def framed(records: Records) -> memoryview:
     if records.strides != (stride,) or not isinstance(memory, np.ndarray) or memory.dtype != np.uint8:
         return frame_fixed(records).data
     size = len(records) * stride
-    if (start := len(memory) - size) > LENGTH_BYTES:  # a part of the memory
+    if (start := len(memory) - size) > LENGTH_BYTES:  # the records are a view of only a part of the memory
         start = records.ctypes.data - memory.ctypes.data - LENGTH_BYTES
     return memory.data[start : start + size]
 
@@ -288,7 +288,7 @@ class Block:
     def __init__(self, records: Records) -> None:
         self.records = records
         self.data = framed(records).toreadonly()
-        """They never change, so buffers may refer to them."""
+        """The bytes never change, so buffers may refer to them."""
         self.stride = LENGTH_BYTES + records.dtype.itemsize
 
     def __len__(self) -> int:

@@ -8,13 +8,14 @@ from testbed_runtime.core.job.statememory import StateBackendConfig
 from testbed_runtime.workload.sortedfile import Place, Row
 
 ROW_BYTES = 256
-"""Charge of a row in memory: its entry in a dict, a key of two integers, and a value of two and a short text."""
+"""Memory that counts for a row: its entry in a dict, a key of two integers, and a value of two integers and a short text."""
 
 CachedBlock = dict[Place, Row]
 
 
 class SlotMemory:
-    """Each store has an equal share of the write buffer. What the write buffers hold is missing in the cache."""
+    """The memory of one slot. Each store has an equal share of the write buffer. Memory used by write buffers is not available to the
+    cache."""
 
     def __init__(self, write_buffer: int, cache: int) -> None:
         self._write_buffer = write_buffer
@@ -45,7 +46,7 @@ class SlotMemory:
         self._buffered.pop(store, None)
 
     def must_flush(self, store: str, rows: int) -> bool:
-        """Note the size of a store's write buffer. Return whether it has to be written to a file."""
+        """Record the size of a store's write buffer. Return whether it has to be written to a file."""
         self._buffered[store] = size = rows * ROW_BYTES
         self._evict()
         return size > self._write_buffer // len(self._buffered)
@@ -59,7 +60,7 @@ class SlotMemory:
         return found[0]
 
     def keep(self, file: str, block: int, rows: CachedBlock) -> None:
-        """Cache a block; the least recently used ones go."""
+        """Cache a block, and evict the least recently used blocks if there is no room."""
         size = len(rows) * ROW_BYTES
         self._blocks[file, block] = (rows, size)
         self._cached += size

@@ -24,7 +24,7 @@ VERSION = 3
 _HEADER = struct.Struct(">4sH")
 SMALL_BYTES = 16 * 1024
 SMALL_SNAPSHOTS_MAX = 1024
-"""Decoded snapshots that are kept, and their largest size: 16 MiB at most."""
+"""Maximum number of decoded snapshots that are kept, and the maximum size of each: 16 MiB in total."""
 
 
 class KeyGroupState(Struct, frozen=True):
@@ -125,7 +125,7 @@ def encode_snapshot(snapshot: SubtaskSnapshot) -> bytes:
 def decode_snapshot(data: BytesLike) -> SubtaskSnapshot:
     """Decode a snapshot. Raises FlinkError IOException for invalid data or an unknown version.
 
-    Small ones are kept: every subtask of a vertex reads the snapshots of all of them."""
+    Small decoded snapshots are kept, because every subtask of a vertex may read the snapshots of all subtasks."""
     return _decode_small(bytes(data)) if len(data) <= SMALL_BYTES else _decode(data)
 
 

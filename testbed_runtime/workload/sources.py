@@ -21,14 +21,14 @@ from testbed_runtime.workload.records import (
 )
 
 BATCH_RECORDS = 2048
-"""Maximum records of one `take`: about 0.2 ms of numpy work for records of 100 bytes, below the slice of 0.5 ms."""
+"""Maximum records of one `take`: about 0.2 ms of numpy work for records of 100 bytes. This is less than the slice of 0.5 ms."""
 AHEAD_RECORDS = 64
 AHEAD_BATCHES = 16
 AHEAD_BYTES = 1 << 18
-"""A source makes this many batches and records at once, up to this size: the cost of a small batch is that of a call. No writer
-changes a record that a source has emitted."""
+"""A source generates this many batches plus records ahead, up to this size, because a small batch costs as much as a call of numpy.
+This is safe: no writer changes a record that a source has emitted."""
 COLUMNS_MOST = 16
-"""Up to this number of words, a payload is written column by column: one pass of numpy for each."""
+"""A payload of up to this many words is written column by column, with one pass of numpy for each column."""
 WORD_BYTES_MAX = 4096
 """Longer words are split at this size."""
 LINES_BYTES_MAX = 1 << 20
@@ -94,7 +94,7 @@ class GeneratedSource:
         return self._ahead(first, min(due, most))
 
     def _ahead(self, first: int, count: int) -> Records:
-        """Return records of a batch that is made ahead: a few cost as much as one."""
+        """Return records from the block that was generated ahead. Generate the next block if it does not contain them."""
         start = first - self.block_start
         if start < 0 or start + count > len(self.block):
             most = AHEAD_BYTES // self._dtype.itemsize

@@ -31,12 +31,13 @@ from testbed_runtime.ports.network import Address
 
 POLL_S = 0.1
 SETTLED_S = 0.3
-"""A frame that was sent this long ago and has not been received is missing."""
+"""A frame counts as missing if it was sent this long ago and has not been received."""
 SEEN_SHARE = 0.8
 
 
 class ChannelBackend:
-    """Frame faults: rules at the senders, measured at both ends. All others: rules at the targets, measured by their counters."""
+    """Frame faults have rules at the senders and are measured at both ends. Other faults have rules at the targets, whose counters
+    measure them."""
 
     def __init__(
         self, control: Control, peers: Peers, *, own: Callable[[], Sequence[str]] | None = None
@@ -118,7 +119,7 @@ class ChannelBackend:
         return self._ends(flows_of(request.targets, request.fault.direction), 0)
 
     def _named(self, request: FaultRequest) -> list[str]:
-        """Return the holders that the fault names; the others may be missing."""
+        """Return the holders that the fault names. They must be running; other holders may be missing."""
         if request.fault.kind not in FRAME_KINDS:
             return self._holders(request)
         flows = flows_of(request.targets, request.fault.direction)
@@ -151,7 +152,7 @@ class ChannelBackend:
         klass = "credit" if rule.kind == WITHHOLD else str(rule.params["frame_class"])
         answers = await self._call_each(self._witnesses(request), "GET", f"/sightings?class={klass}")
         seen = [answer["sightings"] for answer in answers.values()]
-        # a full answer begins in the middle: frames sent before it began cannot be matched
+        # a full answer lacks the oldest sightings: frames sent before its first sighting cannot be matched
         horizon = max((s[0][5] for s in seen if len(s) >= MAX_ANSWERED), default=0.0)
         sightings = [s for part in seen for s in part if any_matches(rule.flows, *split_link(s[1]))]
         return judge_frames(rule, sightings, asyncio.get_running_loop().time(), horizon=horizon)
@@ -202,16 +203,17 @@ def judge_calls(
     stopped: bool,
     early: bool,
 ) -> Measurement:
-    """Judge by the numbers of calls that each process dropped, delayed or refused, now and when it was asked `before`. Pure.
+    """Judge by the numbers of calls that each process dropped, delayed or refused, now and in the query `before`. Pure.
 
-    A call that is still held when the fault is `stopped` was as late as requested only if that was `early`, before the fault's own end."""
+    `stopped`: the fault is ending. A call that is still held then counts as an effect only if the fault ends `early`, before its own
+    duration is over."""
     asked_s = float(fault.params.get("delay_s") or 0.0)
     values: dict[str, Any] = {"counters": dict(counters)}
     if any(took_effect(fault.kind, own, asked_s) for own in counters.values()):
         return Measurement(True, values)
     if early and any(own["holding"] for own in counters.values()):
         return Measurement(True, values, "was still held when the fault was ended early")
-    # one that does not answer may answer again until the fault ends
+    # a process that does not answer may answer again before the fault ends
     if any(_ended_holding(own, counters.get(name), silent=stopped) for name, own in before.items()):
         values["counters"] = {**before, **counters}
         return Measurement(True, values, "was held until its process ended")
@@ -225,7 +227,8 @@ def judge_calls(
 
 
 def _ended_holding(before: Mapping[str, Any], now: Mapping[str, Any] | None, *, silent: bool) -> bool:
-    """Whether a process held a call, and another one answers in its place, or none if that counts as its end (`silent`)."""
+    """Return whether a process held a call and has ended since. Its counters have started again then, or it does not answer, which counts
+    as its end only if `silent`."""
     return bool(before["holding"]) and (silent if now is None else now["delayed"] < before["delayed"])
 
 

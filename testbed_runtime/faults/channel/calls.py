@@ -36,13 +36,13 @@ class CallCounters:
     holding: int = 0
     """Calls that are held now."""
     given_up: int = 0
-    """Calls that were held until the waiting task was cancelled: the largest effect that a delay can have."""
+    """Calls that were held until the waiting task was cancelled. This is the largest effect that a delay can have."""
     cut_short: int = 0
     """Calls that continued because the fault ended, before they were as late as requested."""
     delay_s: float = 0.0
-    """Sum of the delays that actually passed."""
+    """Sum of the actual delays."""
     longest_s: float = 0.0
-    """The longest of these delays; one that is passing counts so far."""
+    """The longest of these delays. A call that is held now counts with the time it has been held so far."""
 
 
 @dataclass(slots=True)

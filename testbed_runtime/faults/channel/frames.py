@@ -37,7 +37,7 @@ FRAME_KINDS = ("frames.delay", "frames.drop", WITHHOLD)
 class _Held:
     due: float
     rule: str
-    """Empty: the frame only waits for those ahead of it."""
+    """The rule that holds the frame. Empty: the frame only waits for the frames ahead of it."""
     forward: Callable[[], None]
 
 
@@ -63,14 +63,14 @@ class FrameFaults:
         self._queues: dict[tuple[str, bytes], deque[_Held]] = {}
         self._timers: dict[tuple[str, bytes], asyncio.TimerHandle] = {}
         self.active = False
-        """Whether there are rules or waiting frames. Read for each frame."""
+        """Whether there are rules or waiting frames. The pump reads it for each frame."""
 
     def add(self, rule: Rule) -> None:
         self.active = True
         self._rules[rule.rule_id] = _Active(rule, Random(rule.seed))  # noqa: S311 - seeded on purpose
 
     def remove(self, rule_id: str) -> None:
-        """Forward what the rule holds now, in order."""
+        """Remove a rule, and forward the frames that it holds, in order."""
         active = self._rules.pop(rule_id, None)
         if active is None:
             return
@@ -149,7 +149,7 @@ class FrameFaults:
             self.active = bool(self._rules or self._queues)
 
     def _drop_credits(self, channel: bytes) -> None:
-        """Drop withheld credits of a channel (empty: the connection) that ends: they no longer have a receiver."""
+        """Drop the withheld credits of a channel that ends (empty: of all channels of the connection), because they have no receiver any more."""
         for active in self._rules.values():
             for held in active.withheld:
                 if channel in (b"", held.channel):
@@ -164,11 +164,11 @@ def _concerns(rule: Rule, frame: Frame, klass: str) -> bool:
 
 
 MAX_SIGHTINGS = 20_000
-"""The newest are kept: about 2 MB, and 2 s at 10,000 frames a second."""
+"""Maximum sightings. The newest are kept: about 2 MB, or 2 s at 10,000 frames a second."""
 MAX_ANSWERED = 2_000
-"""Sightings in one answer: about 200 kB."""
+"""Maximum sightings in one answer: about 200 kB."""
 MAX_COUNTED_CHANNELS = 50_000
-"""This many for each side and class. Beyond it the oldest counters are dropped (channels of earlier attempts)."""
+"""Maximum channels that are counted for each side and class. Beyond it, the oldest counters are dropped (channels of earlier attempts)."""
 
 Sighting: TypeAlias = tuple[str, str, str, str, int, float]
 """(side, link, class, channel hex, number, seconds)."""
@@ -220,6 +220,6 @@ class EffectTap:
             self._sightings.clear()
 
     def sightings(self, klass: str = "") -> list[Sighting]:
-        """Return the newest of a class (empty: of every class), at most MAX_ANSWERED."""
+        """Return the newest sightings of a frame class (empty: of every class), at most MAX_ANSWERED."""
         found = [s for s in self._sightings if klass in ("", s[2])]
         return found[-MAX_ANSWERED:]

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 BASE = "/v1/channel"
 MEASURE = "measure"
-"""Not a fault: the process keeps sightings of frames while this rule lasts."""
+"""The kind of a rule that is not a fault: the process keeps sightings of frames while this rule lasts."""
 MAX_RULES = 64
-"""Rules that one process holds at the same time; a scenario has a handful."""
+"""Maximum rules that one process holds at the same time. A scenario has only a few."""
 MAX_REMEMBERED = 64
-"""Final counters of ended rules are kept for the measurement after the fault."""
+"""Maximum ended rules whose final counters are kept for the measurement after the fault."""
 
 
 class ChannelFaults:
@@ -87,7 +87,7 @@ class ChannelFaults:
             raise UserError("fault", f"{self.process} already holds {MAX_RULES} faults", "heal some first")
         loop = asyncio.get_running_loop()
         before = self._rules.get(rule.rule_id)
-        # another target restarted, and all get the fault again: what is held here stays held
+        # another target restarted, and every target gets the fault again: held calls stay held
         again = (
             before is not None
             and rule.deadline > loop.time()

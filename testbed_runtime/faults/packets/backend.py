@@ -31,7 +31,7 @@ from testbed_runtime.faults.packets.placing import (
 )
 
 BEFORE_PROBES = 100
-"""They take half a second; the agent's limit for the measurement before the fault is 4 s."""
+"""Probes of the series before the fault. They take half a second; the agent's limit for this measurement is 4 s."""
 AFTER_PROBES = 50
 LATENCY_EVERY_S = 0.005
 LOSS_EVERY_S = 0.001
@@ -40,7 +40,8 @@ SILENT_EVERY_S = 0.02
 MEASURING_SHARE = 0.6
 """Share of a fault's duration that a series may take: a short fault gets fewer probes and a wider interval."""
 CHECK_AGAIN = 3
-"""Series after the end, until one is as before: TCP still retransmits, and other parts of the fault are still ending."""
+"""Maximum series after the end of a fault, until one is as before it. At first TCP still retransmits, and other parts of the fault
+are still ending."""
 TALLY_EVERY_S = 0.2
 
 
@@ -167,7 +168,7 @@ class PacketBackend:
             if clean:
                 return "", measure.summary(after)
         if not before.answered:
-            return "", measure.summary(after)  # it did not answer before the fault either
+            return "", measure.summary(after)  # the path did not answer before the fault either
         return why, measure.summary(after)
 
 
@@ -209,7 +210,7 @@ def judge(
 
 
 def backends(engine: PacketEngine, lookup: Lookup) -> dict[str, PacketBackend]:
-    """Return a backend for each one that this kernel supports."""
+    """Return the packet backends that this kernel supports, by name."""
     return {
         name: PacketBackend(name, engine, lookup) for name in PACKET_BACKENDS if name in engine.support.there
     }

@@ -31,7 +31,8 @@ class Result(Struct, frozen=True):
 
 
 class PacketSupport(Struct, frozen=True):
-    """Backend → how it works here; and for the others, why not and how to get it."""
+    """The packet backends of this kernel. For each available backend: how it works here. For each other one: why it is not available and how
+    to get it."""
 
     there: Mapping[str, str]
     missing: Mapping[str, str]

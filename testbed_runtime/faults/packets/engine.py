@@ -97,7 +97,7 @@ class PacketEngine:
         return describe(found or Counter())
 
     async def residue(self) -> dict[str, Any]:
-        """Return active rules and leftovers in the kernel; `{}` is clean."""
+        """Return the active rules and the leftovers in the kernel. `{}` means that there are none."""
         found: dict[str, Any] = {}
         if self._rules:
             found["rules"] = sorted(self._rules)

@@ -32,7 +32,7 @@ class Impairment(Struct, frozen=True):
     jitter_s: float = 0.0
     """± around the latency, uniform."""
     correlation: float = 0.0
-    """How far a packet's jitter follows the jitter of the packet before."""
+    """The correlation between the jitter of a packet and that of the previous packet, from 0 to 1."""
     loss: float = 0.0
     burst: float = 1.0
     """Mean number of packets lost in a row (Gilbert–Elliott: everything is lost in the bad state, nothing in the good one)."""
@@ -42,7 +42,7 @@ class Impairment(Struct, frozen=True):
     """How long a packet that others should overtake is held."""
     corrupt: float = 0.0
     bytes_per_s: float = 0.0
-    """0: no ceiling."""
+    """The bandwidth limit. 0: no limit."""
 
 
 def impairment_of(fault: Fault) -> Impairment:
@@ -70,7 +70,7 @@ def impairment_of(fault: Fault) -> Impairment:
 
 
 REORDER_S = 0.01
-"""The default hold time: many packets of a busy connection arrive in it."""
+"""The default hold time. Many packets of a busy connection arrive within it."""
 
 
 def _number(params: Mapping[str, Any], name: str, default: float = 0.0) -> float:
@@ -127,7 +127,7 @@ class Impairer:
         due = now + self._delay()
         if lost:
             return Fate(now, lost=True)
-        if held:  # does not move `_last_due`: those behind it overtake it
+        if held:  # does not move `_last_due`: later packets overtake this one
             return Fate(due + asked.reorder_s, False, corrupted, duplicated, overtaken=True)
         unqueued, due = due, max(due, self._last_due)
         if asked.bytes_per_s:

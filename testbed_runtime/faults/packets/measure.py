@@ -16,13 +16,14 @@ CONFIDENCE_Z = 3.8906
 """The z value of the two-sided 99.99 % interval: one of ten thousand sound measurements is rejected."""
 LATENCY_PROBES = 200
 LOSS_PROBES = 2_300
-"""Enough that 2,000 remain for the way back when the way there loses some too."""
+"""Enough probes that 2,000 remain for the way back if the way there loses some too."""
 LATENCY_TOLERANCE_S = 0.001
 """Allowed difference between the median and the requested delay."""
 LATENCY_TOLERANCE = 0.05
-"""The same as a share of the delay, for long ones: a busy machine sends a packet that waited for 300 ms a few milliseconds late."""
+"""Allowed difference as a share of the requested delay, for long delays: a busy machine sends a packet that waited for 300 ms a few
+milliseconds late."""
 JITTER_SPREADS = 2.5
-"""Half the widths by which the median of a uniform jitter may be off, times the root of the number of probes."""
+"""Allowed error of the median of n probes under a uniform jitter: this many times the jitter, divided by the root of n."""
 
 
 class PathReading(Struct, frozen=True):
@@ -30,21 +31,22 @@ class PathReading(Struct, frozen=True):
 
     sent: int = 0
     echoed: int = 0
-    """Probes that the echo got."""
+    """Probes that the echo received."""
     answered: int = 0
-    """Echoes that the prober got, each once."""
+    """Answers that the prober received, without duplicates."""
     forward_duplicates: int = 0
     backward_duplicates: int = 0
     overtaken: int = 0
     round_trips_s: tuple[float, ...] = ()
     forward_s: tuple[float, ...] = ()
-    """The echo's clock minus the prober's: one way, including the clocks' offset, which cancels out between two series."""
+    """Times of the way there: receive time by the echo's clock minus send time by the prober's clock. The offset of the clocks cancels out
+    between two series."""
     backward_s: tuple[float, ...] = ()
     beside_forward_s: tuple[float, ...] = ()
-    """The same for simultaneous probes that no rule covers: the delay caused by the two machines."""
+    """Times of the way there for simultaneous probes that no rule covers. They show the delay caused by the two machines."""
     beside_backward_s: tuple[float, ...] = ()
     fenced: bool = True
-    """The last probe was answered, so earlier ones that were not are lost, not late."""
+    """Whether the final probe was answered. Then earlier probes without an answer are lost, not late."""
     error: str = ""
 
 
@@ -114,7 +116,7 @@ def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: f
         return Measurement(
             False, values, "the probes were still on their way when the measurement had to end"
         )
-    # no way to tell: nothing was requested on the way there
+    # if the echo has counted no probe, all have arrived there, unless a loss was requested on that way
     echoed = now.echoed or (0 if ways[0] else now.sent)
     series = (("forward", now.sent, now.echoed), ("backward", echoed, now.answered))
     for (name, sent, came), hit in zip(series, ways, strict=True):

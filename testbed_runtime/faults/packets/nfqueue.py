@@ -24,16 +24,17 @@ from testbed_runtime.faults.packets.placing import INPUT, PacketRule
 from testbed_runtime.timeouts import timeout
 
 QUEUE_PACKETS = 20_000
-"""Packets that may wait in the kernel: 200 ms at 100,000 packets a second."""
+"""Maximum packets that wait in the kernel: 200 ms at 100,000 packets a second."""
 RECEIVE_BYTES = 32 * 1024 * 1024
 """Receive buffer of the netlink socket, for packets that arrive while this process is busy."""
 MESSAGE_BYTES = 0x12000
 """One message: a packet of 64 KiB and its attributes."""
 BATCH = 64
-"""Packets read before timers run."""
+"""Maximum packets that are read before timers run."""
 ANSWER_LIMIT_S = 2.0
 MAX_LATE_S = 0.25
-"""How late this process may read a packet and still delay it from its arrival; a larger lag means that the clock was set."""
+"""Maximum lag between a packet's arrival and its reading. Up to it, delays are counted from the arrival. A larger lag means that the
+clock was set."""
 
 
 class PacketQueue:
@@ -253,12 +254,12 @@ class PacketQueue:
 
 
 def _key(rule: PacketRule) -> str:
-    """The key and seed of a rule's machine, which keeps its state while other rules are added and removed."""
+    """Return the key of a rule's machine, which is also its seed. The machine keeps its state while other rules are added and removed."""
     return f"{rule.seed}/{rule.rule_id}/{rule.hook}/{rule.ports}"
 
 
 def matches(rule: PacketRule, ends: Ends, hook: int) -> bool:
-    """Whether a rule matches this packet: several rules share the queue."""
+    """Return whether a rule matches this packet. Several rules share the queue."""
     incoming = hook == netlink.HOOK_INPUT
     if incoming != (rule.hook == INPUT):
         return False

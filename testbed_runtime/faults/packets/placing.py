@@ -4,7 +4,8 @@ A packet *engine* runs in each network namespace. A `PacketRule` applies to pack
 Latency and loss are held where packets arrive (`faults.fanout` splits a fault so): a sender whose packets wait on its own side has at
 most two in flight (TCP's small-queue limit), so a latency there would limit the throughput too.
 
-Rules that meet on the same packets are composed in the queue: delays add up, each loses and damages independently, the lowest ceiling wins.
+Rules that match the same packets are combined in the queue: delays add up, each rule loses and damages packets independently, and
+the lowest bandwidth limit wins.
 Under a partition or a half-open connection no packet passes that another fault could change, and netem carries one fault per device:
 those overlaps are refused.
 """

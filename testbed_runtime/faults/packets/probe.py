@@ -28,27 +28,27 @@ _MAGIC = b"hgp1"
 _PING, _FENCE = 0, 1
 MAX_SESSIONS = 64
 MAX_PROBES = 20_000
-"""Probes of one series."""
+"""Maximum probes of one series."""
 WINDOW = 64
-"""Probes that may be pending: a machine that is too busy to answer is probed more slowly, and no queue overflows."""
+"""Maximum pending probes. It slows down the probes of a machine that is too busy to answer, so that no queue overflows."""
 STALL_S = 0.2
-"""Without any answer for this long, pending probes count as lost and the next ones are sent."""
+"""If there is no answer for this long, pending probes count as lost and the next ones are sent."""
 TICK_S = 0.004
 """Probes closer together than this are sent in small groups: fewer wake-ups for the same number."""
 FENCE_LIMIT_S = 2.5
-"""Limit for the last answer. Answers arrive in order, so a late probe never counts as lost."""
+"""Time limit for the answer to the fence, the last probe of a series. Answers arrive in order, so a late probe never counts as lost."""
 FENCE_AT_STOP_S = 1.2
-"""The same when the fault ends now: the agent waits 2 s for its last measurement."""
+"""Time limit for the fence when the fault ends now, because the agent waits only 2 s for its last measurement."""
 FENCE_EVERY_S = 0.05
 """The fence passes through the same fault, so it is sent repeatedly."""
 SILENT_S = 1.0
 """Limit for the fence of a series without any answer."""
 SETTLE_S = 0.1
-"""Quiet time after the fence, for probes that were held so that others overtake them."""
+"""Quiet time after the fence, so that probes arrive that were held to let others overtake them."""
 BUFFER_BYTES = 8 * 1024 * 1024
 """Receive buffer of the probe sockets: seconds of probes, on a machine that is too busy to read."""
 BATCH = 64
-"""Datagrams read before timers run."""
+"""Maximum datagrams that are read before timers run."""
 DATAGRAM_BYTES = 512
 
 
@@ -133,7 +133,7 @@ class _DatagramEnd:
                 data, sender = self._socket.recvfrom(DATAGRAM_BYTES)
             except BlockingIOError:
                 return
-            except OSError:  # the answer to one that was refused
+            except OSError:  # an ICMP error for a datagram that was refused
                 continue
             self._on_datagram(data, sender, self._loop.time())
             if self._socket.fileno() < 0:

@@ -24,7 +24,7 @@ HOOK_CHAINS = {INPUT: "INPUT", OUTPUT: "OUTPUT"}
 IPTABLES_TABLE = "mangle"
 """Runs before every filter, so that an early `accept` of another program hides no packets."""
 IPTABLES = ("iptables-legacy", "iptables-nft")
-"""In order of preference: the first needs NET_RAW, which an agent in a pod lacks; the second leaves an empty table behind."""
+"""In order of preference. The first tool needs NET_RAW, which an agent in a pod lacks. The second one leaves an empty table behind."""
 LOCK_WAIT_S = 5
 NFT_PRIORITY = -160
 """Before mangle (-150), so before every filter."""
@@ -141,8 +141,8 @@ def remove_iptables(tool: str) -> list[list[str]]:
 def drop_nft(rules: Sequence[PacketRule]) -> str:
     """Return input for `nft -f -`: a table for the rules of one fault, which lose their effect at the deadline by themselves.
 
-    A partition drops packets in the requested directions. For half-open connections the target's own ends are reset, and no packet of
-    that reaches the peers."""
+    A partition drops packets in the requested directions. For half-open connections, the target's own ends are reset, and no packet of
+    these resets reaches the peers."""
     first = rules[0]
     name = table_name(first.rule_id)
     lines = [f"table inet {name}", f"delete table inet {name}", f"table inet {name} {{"]
@@ -206,7 +206,7 @@ def netem_options(rule: PacketRule) -> list[str]:
         words += ["duplicate", _percent(asked.duplicate)]
     if asked.corrupt:
         words += ["corrupt", _percent(asked.corrupt)]
-    if asked.reorder:  # netem's reorder is the share that goes at once, past those that wait
+    if asked.reorder:  # netem's reorder is the share of packets that are sent at once, past the delayed ones
         words += ["reorder", _percent(1.0 - asked.reorder)]
     if asked.bytes_per_s:
         words += ["rate", f"{max(8, round(asked.bytes_per_s * 8))}bit"]

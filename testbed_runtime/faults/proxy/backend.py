@@ -72,12 +72,12 @@ class ProxyBackend:
     async def prepare(self, request: FaultRequest) -> None:
         paths = self._choose_paths(request)
         self._paths[request.fault_id] = paths
-        # at the same time: several paths that do not answer would take longer than the agent waits
+        # all at once: one after the other, several paths that do not answer would take longer than the agent waits
         await asyncio.gather(*(self._open(path) for path in paths))
 
     async def apply(self, request: FaultRequest) -> float:
         rule = rule_of(request)
-        # before the call, so that no other fault takes its path for free
+        # before the call, so that no other fault considers the path free meanwhile
         self._rules.add(request.rule_id, rule)
         answer = await self._call("PUT", f"/v1/rules/{request.rule_id}", to_builtins(rule))
         return float(answer["now"])
@@ -101,7 +101,7 @@ class ProxyBackend:
             probe.close()
 
     async def _alone(self, path: _Path, rule_id: str) -> ProbeConnection:
-        """Return a new probe of the path when no other fault is active on it any more."""
+        """Wait until no other fault is active on the path. Return a new probe of the path."""
         await self._rules.alone(path, rule_id)
         path.probe.close()
         path.probe = await ProbeConnection.open(path.address, timeout_s=QUIET_S)
@@ -163,11 +163,11 @@ class ProxyBackend:
         return paths[:MAX_PROBED_PATHS]
 
     def _paths_of(self, request: FaultRequest, plane: str) -> list[_Path]:
-        # for "every process" take a peer that the fault does not hit and that does communicate on the plane
+        # if the fault hits the connections to every process, take a peer that is no target and communicates on the plane
         hit = owners_of(request.targets)
         names = sorted(self._peers.names(), key=lambda n: (n in hit, (n == JOBMANAGER) != (plane == "rpc")))
         pairs: dict[tuple[str, str], None] = {}
-        # of a half-open connection the end that stays is the one to probe from
+        # probe a half-open connection from the end that stays
         direction = "to" if request.fault.kind == "network.half-open" else request.fault.direction
         for own, peer in flows_of(request.targets, direction):
             source = own if own != ANYBODY else next((n for n in names if n != peer), "")

@@ -18,7 +18,7 @@ MAX_PROBED_PATHS = 4
 """Paths probed for one fault: enough to see it from two sides on both planes."""
 PINGS = 5
 QUIET_S = 1.0
-"""No answer for this long (or half the fault) means that nothing passes."""
+"""If there is no answer for this long (or for half the fault), nothing passes."""
 AFTER_LIMIT_S = 2.0
 CLEAN_S = 0.002
 """Round trips may be this much longer than before and still count as clean."""
@@ -63,14 +63,14 @@ class Path:
     before: list[float] = field(default_factory=list)
     """Round trips before the fault, in seconds."""
     shared: bool = False
-    """Another fault was active on it before this one."""
+    """Whether another fault was active on the path before this one."""
 
     @property
     def name(self) -> str:
         return f"{self.source}->{self.destination}/{self.plane}"
 
     def is_hit(self, rules: Iterable[Rule]) -> bool:
-        """Whether one of the rules concerns it in any direction."""
+        """Return whether one of the rules concerns the path in any direction."""
         ways = ((self.source, self.destination), (self.destination, self.source))
         return any(
             self.plane in rule.planes and any_matches(rule.flows, *way) for rule in rules for way in ways
@@ -144,7 +144,7 @@ async def observe_path(
 
 
 def expected_delay(rule: Rule, path: Path, *, jitter: bool = False) -> float:
-    """Return how much longer a round trip takes; with `jitter`, at least."""
+    """Return how much longer a round trip takes. With `jitter`, return the minimum."""
     ways = ((path.source, path.destination), (path.destination, path.source))
     hit = sum(any_matches(rule.flows, *way) for way in ways)
     return hit * (rule.number("latency_s") - (rule.number("jitter_s") if jitter else 0.0))
@@ -249,14 +249,14 @@ def judge_after(path: Path, after: Sequence[float], limit_s: float) -> tuple[boo
 
 
 def sent_again(late_s: float) -> Mapping[str, float]:
-    """Return the value of a check that says how long after the end of a fault TCP sends the last bytes again that it had lost."""
+    """Return the value of a check with the time from the end of a fault until TCP retransmits the last bytes that the fault had lost."""
     return {"sent_again_s": round(late_s, 6)} if late_s else {}
 
 
 async def settled_after(
     path: Path, measure: Callable[[], Awaitable[Sequence[float]]], limit_s: float
 ) -> tuple[bool, Mapping[str, Any]]:
-    """Measure round trips and judge them (`judge_after`), again after a pause while they are not as before."""
+    """Measure round trips and judge them (`judge_after`). Repeat this after a pause while they are not as before the fault."""
     for _ in range(AFTER_SERIES - 1):
         found = judge_after(path, await measure(), limit_s)
         if found[0]:

@@ -43,7 +43,7 @@ class SocketEnd(asyncio.Protocol):
         self.writable = True
         self.lost = False
         self.silenced = False
-        """Half-open: events of this socket are not passed on."""
+        """Whether this end of a half-open connection has vanished: its events are not passed on."""
         self.incoming: Direction | None = None
         self.outgoing: Direction | None = None
         self.on_made: Callable[[], None] = lambda: None
@@ -217,7 +217,7 @@ class Relay:
         self.source, self.destination, self.plane = source, destination, plane
         self.near, self.far = SocketEnd(), SocketEnd()
         self.gone = ""
-        """Half-open: the side that vanished, `source` or `destination`."""
+        """The side of a half-open connection that vanished, `source` or `destination`; empty if none has."""
         self.was_reset = False
         self.closed = False
         self._on_closed = on_closed
@@ -256,11 +256,11 @@ class Relay:
 
     @property
     def resumes_at(self) -> float:
-        """When TCP has sent again what a partition has lost; 0 if it has lost nothing."""
+        """Return when TCP has retransmitted what a partition has lost; 0 if it has lost nothing."""
         return max(self.there.shaper.resumes_at, self.back.shaper.resumes_at)
 
     def connected(self) -> None:
-        """Send what waited for the far socket."""
+        """Use the far socket, which is connected now: send the bytes that waited for it."""
         self.there.pump()
         self.back.pump()
 

@@ -29,12 +29,13 @@ from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.names import numeric
 
 MAX_DESCRIPTORS = 960
-"""One for each route's listener, two for each connection: the loop's select() ends at 1,024. Enough for 17 processes that all talk."""
+"""Maximum sockets: one for each route's listener, and two for each connection. The loop's select() allows 1,024. This is enough for 17
+processes of which each communicates with all others."""
 MAX_RULES = 256
 CONNECT_TIMEOUT_S = 30.0
 BACKLOG = 128
 MAX_PORTS_TRIED = 64
-"""Ports tried for one route, one after the other."""
+"""Maximum ports that are tried for one route, one after the other."""
 
 
 class RouteKey(Struct, frozen=True):
@@ -114,7 +115,7 @@ class Proxy:
             return
         replaced = self._rules.get(rule.rule_id)
         if replaced is not None and replaced.timer is not None:
-            replaced.timer.cancel()  # not healed in between, so nothing leaks
+            replaced.timer.cancel()  # replace the rule without healing it in between, so that no held bytes leak
         state = RuleState(rule, timer=loop.call_at(rule.deadline, self.remove, rule.rule_id))
         self._rules[rule.rule_id] = state
         untouched = [r for r in self._relays if not r.gone and not r.was_reset]
@@ -136,7 +137,7 @@ class Proxy:
             self.remove(rule_id)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the control endpoint, the measurement and the residue. What waits for TCP to send it again is none."""
+        """Return the state for the control endpoint, the measurement and the residue. Bytes that wait for TCP to retransmit them are not residue."""
         now = asyncio.get_running_loop().time()
         settled = [relay for relay in self._relays if relay.resumes_at <= now]
         return {

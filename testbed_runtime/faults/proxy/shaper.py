@@ -41,11 +41,11 @@ class Shape(Struct, frozen=True):
     jitter_s: float = 0.0
     bytes_per_s: float = 0.0
     blocked: bool = False
-    """Partition: no byte is passed on."""
+    """In a partition, no byte is passed on."""
     stalled: bool = False
-    """Read and held until the end."""
+    """Whether bytes are read and held until the end of the fault."""
     void: bool = False
-    """Half-open: read and thrown away."""
+    """Whether bytes are read and discarded, as at a vanished end of a half-open connection."""
     reset: bool = False
 
     @property
@@ -97,7 +97,7 @@ class FlowShaper:
         self._free_at = 0.0
         self._last_due = 0.0
         self.resumes_at = 0.0
-        """When TCP sends again what a partition has lost."""
+        """When TCP retransmits what a partition has lost."""
         self.shape = CLEAR
 
     @property
@@ -106,12 +106,12 @@ class FlowShaper:
 
     @property
     def idle(self) -> bool:
-        """Nothing is held and the shape is clear: bytes may bypass the shaper."""
+        """Whether nothing is held and the shape has no effect, so that bytes may bypass the shaper."""
         return not self._queue and self.shape.clear
 
     @property
     def wants_more(self) -> bool:
-        """Whether the relay may read more from this side. In a partition it reads what is lost first."""
+        """Whether the relay may read more from this side. In a partition, it first reads the bytes that are lost."""
         return not (self.shape.blocked and self._queue) and self._held_bytes < HOLD_MAX_BYTES
 
     def reshape(self, shape: Shape, now: float) -> None:
