@@ -18,11 +18,11 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.timeouts import timeout
 
 LOOK_LIMIT_S = 3.0
-"""Limit for a view of one agent: a pod that is starting or gone must not delay other objects."""
+"""Time limit for asking one agent: a pod that is starting or gone must not delay other objects."""
 JOB_LIMIT_S = 2.0
 """A JobManager answers in milliseconds; the operator does not wait for one that is paused."""
 OUTAGE_S = 2.0
-"""The queue retries, so a single call is not repeated for long."""
+"""How long a call is repeated. It is short, because the queue retries too."""
 
 
 class View(Struct, frozen=True):
@@ -43,7 +43,7 @@ class View(Struct, frozen=True):
 
 
 class Reach(Struct, frozen=True):
-    """The present addresses of a testbed's pods, by process, and its token."""
+    """The current addresses of a testbed's pods, by process, and the testbed's token."""
 
     hosts: Mapping[str, str]
     token: str
@@ -56,7 +56,7 @@ class Agents:
     async def views(
         self, reach: Reach, agents: Sequence[Agent], *, fault_id: str, name: str
     ) -> Mapping[Agent, View]:
-        """Never raises: an agent that does not answer has an `error`."""
+        """Return each agent's view of the fault. Never raises: the view of an agent that does not answer has an `error`."""
         async with _fanout(reach) as fanout:
             found = await asyncio.gather(*(_view(fanout, reach, a, fault_id, name) for a in agents))
         return dict(zip(agents, found, strict=True))

@@ -39,7 +39,7 @@ from testbed_runtime.http import serve
 from testbed_runtime.kube.api import ApiError, connect
 
 RESYNC_S = 300.0
-"""Every object is listed and reconciled again: against lost events, and to check that the watches deliver."""
+"""Interval in which every object is listed and reconciled again, in case of lost events and to check that the watches deliver."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
 NO_KIND = 404
@@ -49,7 +49,7 @@ ADMISSION_EVERY_S = 15.0
 NEXT_TERM_S = 2.0
 """Pause after a term that ended by an error."""
 CONNECTIONS_BESIDE = 8
-"""Connections to the API server beside one for each worker: the Lease's renewal must not wait for a worker's request."""
+"""Connections to the API server in addition to one for each worker. The renewal of the Lease must not wait for a worker's request."""
 
 log = logging.getLogger("headgate.operator")
 
@@ -59,7 +59,7 @@ class WatchFailed(HeadgateError):
 
 
 class NamespacesChanged(HeadgateError):
-    """A namespace began or ceased to admit the operator: the watches begin again, with what it admits now."""
+    """A namespace began or ceased to admit the operator: the watches begin again with the namespaces that admit it now."""
 
 
 def clock() -> float:
@@ -87,9 +87,9 @@ class Operator:
         )
         self._context = context
         self.refused: frozenset[str] = frozenset()
-        """Namespaces of the settings that refused the last list: deleted ones, for example, whose Roles are gone too."""
+        """Namespaces of the settings that refused the last list, for example deleted namespaces, whose Roles are gone too."""
         self._requested: dict[tuple[str, str], tuple[int, str | None, str | None]] = {}
-        """(kind, path) → what the user last asked for."""
+        """The generation and annotations that the user last set, by (kind, path)."""
 
     def on_event(self, type_: str | None, obj: Mapping[str, Any]) -> None:
         """Handle a watch event: queue the keys that it concerns."""
@@ -128,18 +128,18 @@ class Operator:
 
     @property
     def served(self) -> tuple[str, ...]:
-        """The namespaces of the settings without those that refuse the operator."""
+        """The namespaces of the settings that do not refuse the operator."""
         return tuple(n for n in self._context.settings.namespaces if n not in self.refused)
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The kinds that are watched: the Lease only if its namespace is watched, since no other has one."""
+        """The kinds that are watched. The Lease is included only if the operator's own namespace, which contains it, is watched."""
         settings = self._context.settings
         own = settings.cluster_wide or settings.namespace in self.served
         return (*self.kinds, "Pod", "ConfigMap", *(("Lease",) if own else ()))
 
     async def list_all(self, now: float) -> None:
-        """List and queue every object of Headgate's kinds. Raises ApiError, but not for some of several namespaces that refuse it."""
+        """List and queue every object of Headgate's kinds. Raises ApiError, except when only some of the namespaces refuse the list."""
         refused: dict[str, str] = {}
         known, listed = {}, {}
         for kind in self.kinds:
@@ -164,7 +164,7 @@ class Operator:
         self.refused = frozenset(refused)
 
     async def _list(self, kind: str, refused: dict[str, str]) -> list[Mapping[str, Any]]:
-        """List a kind in every namespace, and note which one refuses. Raises ApiError if all of them do."""
+        """List a kind in every namespace, and add those that refuse to `refused`. Raises ApiError if all of them refuse."""
         namespaces = self._context.settings.namespaces
         found: list[Mapping[str, Any]] = []
         for namespace in namespaces or (None,):
@@ -179,7 +179,7 @@ class Operator:
         return found
 
     async def first_list(self) -> None:
-        """List until it succeeds. Without the CRDs or the permissions this replica stays unready and logs why, and again when the reason changes."""
+        """List until it succeeds. Without the CRDs or the permissions, this replica stays unready and logs why, each time the reason changes."""
         logged = ""
         while True:
             try:
@@ -204,7 +204,7 @@ class Operator:
                 raise NamespacesChanged(f"served now: {', '.join(self.served)}")
 
     async def wait_admitted(self) -> None:
-        """Wait until a namespace that refused the operator admits it. Raises NamespacesChanged then; never returns."""
+        """Wait until a namespace that refused the operator admits it, then raise NamespacesChanged. Never returns."""
         while True:
             await asyncio.sleep(ADMISSION_EVERY_S)
             for namespace in sorted(self.refused):
@@ -342,7 +342,7 @@ async def _term(operator: Operator, leader: Leader, watch: Callable[[], Awaitabl
             for task in tasks:
                 task.cancel()
     except* (LeaseLost, WatchFailed, NamespacesChanged) as ended:
-        interruption = ended.exceptions[0]  # raised here, it would be in a group again
+        interruption = ended.exceptions[0]  # raised here, it would be in an exception group again
     if interruption is not None:
         raise interruption
 

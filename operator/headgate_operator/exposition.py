@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STATM = Path("/proc/self/statm")
-"""Its second field is the resident memory, in pages."""
+"""The file whose second field is the resident memory, in pages."""
 FILES = Path("/proc/self/fd")
 Samples = Mapping[str, float]
 """The values of a metric by their labels, as in `{kind="Testbed"}`."""
@@ -43,12 +43,12 @@ class Histogram:
 
 
 def gauge(name: str, text: str, value: Samples | float) -> list[str]:
-    """Return the lines of a value that may fall: one, or several by their labels."""
+    """Return the lines of a gauge, a value that may fall: one line, or one for each set of labels."""
     return _family(name, "gauge", text, value)
 
 
 def counter(name: str, text: str, value: Samples | float) -> list[str]:
-    """Return the lines of a count that only grows: one, or several by their labels."""
+    """Return the lines of a counter, which only grows: one line, or one for each set of labels."""
     return _family(name, "counter", text, value)
 
 

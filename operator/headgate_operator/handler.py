@@ -46,7 +46,7 @@ class Context(Struct, frozen=True):
     async def recall(
         self, view: type[R], kind: str, namespace: str, name: str, *, trusted: Callable[[R], bool]
     ) -> R | None:
-        """Return an object as it was within the last RECENT_S seconds, if it was read and may be `trusted`. Otherwise read it."""
+        """Return an object as it was within the last RECENT_S seconds, if it is remembered and `trusted` accepts it. Otherwise read it."""
         known = self.recent.find((kind, namespace, name))
         if known is not None and trusted(found := view(known)):
             return found
@@ -73,7 +73,7 @@ class Handler:
     kind: str
 
     async def observe(self, context: Context, key: Key) -> Any | None:
-        """Read what the planner needs, a frozen value with the object's JSON as `object`. None: the object is gone."""
+        """Read what the planner needs. Return it as a frozen value with the object's JSON as `object`, or None if the object is gone."""
         raise NotImplementedError
 
     def plan(self, observed: Any, settings: Settings, now: float) -> Plan:

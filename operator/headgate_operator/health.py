@@ -16,11 +16,11 @@ from headgate_operator.exposition import Histogram, Samples, by_label, counter, 
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S, Call
 
 STALLED_WATCH_S = 2.0 * WATCH_SERVER_LIMIT_S
-"""A watch reconnects at least once per server limit. The probe's own failure threshold is added on top."""
+"""How long a watch may take to deliver. It reconnects at least once per server limit. The probe's failure threshold is added on top."""
 DURATION_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 """Buckets between a reconcile with nothing to do and one that waits for a throttling API server."""
 KINDS_MAX = 16
-"""Values of the label `kind`. Headgate has five kinds; anything beyond the limit is counted as `other`."""
+"""Maximum values of the label `kind`. Headgate has five kinds; anything beyond the limit is counted as `other`."""
 
 
 class Metrics:
@@ -119,7 +119,7 @@ class Health:
         self._delivered: dict[tuple[str, str], str] = {}
         self._expected: dict[tuple[str, str], tuple[str, float]] = {}
         self._deleted: set[tuple[str, str]] = set()
-        """Deleted according to the watch, but perhaps still in a list that is being read."""
+        """Objects that were deleted according to the watch, but may still be in a list that is being read."""
 
     def listed(self, kind: str) -> None:
         """Record that the first list of a kind was read."""
@@ -131,7 +131,7 @@ class Health:
         return f"no list yet of {', '.join(sorted(self._unlisted))}" if self._unlisted else ""
 
     def delivered(self, kind: str, name: str, version: str, *, gone: bool = False) -> None:
-        """Record a watch event with this version of an object, or its deletion (`gone`). An older list may still show it."""
+        """Record a watch event with this version of an object, or its deletion (`gone`). An older list may still contain a deleted object."""
         self._delivered[kind, name] = version
         (self._deleted.add if gone else self._deleted.discard)((kind, name))
         expected = self._expected.get((kind, name))
@@ -149,8 +149,8 @@ class Health:
         return {name: self._delivered.get((kind, name), "") for name in names}
 
     def gone(self, kind: str, before: Mapping[str, str], listed: Collection[str]) -> list[str]:
-        """Forget and return what a list no longer shows, though the watch may have lost its deletion. `before`: what was known
-        when the list began. What was delivered since then is kept: the list may be older."""
+        """Forget and return the objects that a list no longer contains, because the watch may have lost their deletions. `before`: the
+        objects that were known when the list began. Objects that were delivered since then are kept, because the list may be older."""
         now = self.known(kind)
         names = [name for name, version in before.items() if name not in listed and now.get(name) == version]
         for name in names:

@@ -18,7 +18,7 @@ LEASE_S = 15
 """Another replica takes over after this time without a renewal."""
 RENEW_S = 5.0
 RENEW_LIMIT_S = 10.0
-"""The holder stops acting after this time without a successful renewal, well before another replica may take over."""
+"""The holder stops acting after this time without a successful renewal. This is well before another replica may take over."""
 RETRY_S = 2.0
 """Between attempts of a waiting replica, and between attempts of a renewal that failed."""
 

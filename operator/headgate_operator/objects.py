@@ -34,7 +34,8 @@ START_LIMIT_S = 180
 """Limit from the container's start to the supervisor's first answer. A small machine that starts many pods is slow."""
 LIVENESS_PERIOD_S = 5
 LIVENESS_FAILURES = 6
-"""Half a minute without an answer. The supervisor does little else, so it is stuck then."""
+"""Failed liveness probes before the container restarts: half a minute without an answer. The supervisor has little other work, so it
+is stuck then."""
 READINESS_PERIOD_S = 1
 """A recovery takes seconds, so readiness is checked every second."""
 PROBE_LIMIT_S = 3
@@ -47,18 +48,19 @@ HELPER_MEMORY = ("128Mi", "512Mi")
 HELPER_CPU = "50m"
 AGENT_MEMORY = ("64Mi", "256Mi")
 AGENT_CPU = "100m"
-"""As much as a TaskManager. The agent's timers make the requested latency; with a smaller share they are late on a busy node."""
+"""Request of the packet agent, as much as for a TaskManager. The agent's timers produce the requested latency, and they would be late on
+a busy node with a smaller share."""
 _NOT_PART_OF_A_POD = ("replicas", "replaceLost")
 """Fields of spec.taskManagers that change the number of pods, not their content."""
 
 
 def has_agent(process: str) -> bool:
-    """Whether its pod gets the container of the packet backends, if the Testbed asks for packet faults."""
+    """Return whether the pod of this process gets the container of the packet backends if the Testbed asks for packet faults."""
     return role_of(process) in {TASKMANAGER, JOBMANAGER}
 
 
 def certificate_of(testbed: Manifest, process: str) -> str:
-    """Return the Secret with the certificate that the pod mounts; empty if it mounts none."""
+    """Return the name of the Secret with the certificate that the pod mounts; empty if it mounts none."""
     return Testbed(testbed).certificate_secret if role_of(process) == TASKMANAGER else ""
 
 
@@ -75,7 +77,7 @@ def processes(spec: Manifest) -> tuple[str, ...]:
 
 
 def testbed_json(testbed: Manifest) -> dict[str, Any]:
-    """Return the configuration of the testbed, as its spec describes it (decision 0006)."""
+    """Return the configuration file of the testbed, compiled from its spec (decision 0006)."""
     spec, metadata = testbed["spec"], testbed["metadata"]
     return {
         "name": metadata["name"],
@@ -96,16 +98,16 @@ def recorder_address(text: str) -> list[Any] | None:
 
 
 def pod_hash(testbed: Manifest, process: str) -> str:
-    """Return the hash of what a pod is made from. The image is not included, so a new operator does not replace running pods.
+    """Return the hash of a pod's configuration. It does not include the image, so a new operator does not replace running pods.
 
     Store and proxy do not depend on the configuration and are never rolled: the store's pod holds the checkpoints."""
     return "fixed" if process in {STORE, PROXY} else configuration(testbed)
 
 
 def configuration(testbed: Manifest) -> str:
-    """Return the hash of the configuration: as it was when this generation of the spec was first seen.
+    """Return the hash of the configuration, as it was when this generation of the spec was first seen.
 
-    An upgrade may add defaults to a stored spec. They do not change its generation, and running pods stay."""
+    An upgrade may add defaults to a stored spec. They do not change its generation, so running pods must stay."""
     seen = Testbed(testbed)
     status = seen.status
     if status.configuration and status.observed_generation == seen.generation:
@@ -124,7 +126,8 @@ def configuration(testbed: Manifest) -> str:
 
 
 def config_map(testbed: Manifest) -> dict[str, Any]:
-    """Return what every process of the testbed reads. The spec is compiled here once: a pod starts without the models of documents."""
+    """Return the ConfigMap that every process of the testbed reads. The spec is compiled once, here, so that a pod need not import the
+    models of documents."""
     config = testbed_json(testbed)
     plan = compile_testbed(TestbedResourceSpec.model_validate(testbed["spec"]), seed=config["seed"])
     text = json.dumps({**config, "plan": plan_to_json(plan)}, sort_keys=True, indent=1)
@@ -212,7 +215,7 @@ def pod(
 
 
 def restricted_pod(metadata: Manifest, settings: Settings, **spec: Any) -> dict[str, Any]:
-    """Return a pod with what every one of Headgate's has, and with the settings of this installation."""
+    """Return a pod with the settings that all of Headgate's pods have, and with the settings of this installation."""
     everywhere = {
         "terminationGracePeriodSeconds": GRACE_S,
         "automountServiceAccountToken": False,
@@ -322,7 +325,7 @@ def _resources(spec: Manifest, role: str) -> dict[str, Any]:
 
 
 def resources(cpu: str, memory: tuple[str, str]) -> dict[str, Any]:
-    """Return a request of processor time, and request and limit of memory."""
+    """Return resources: a request for processor time, and a request and a limit for memory."""
     request, limit = memory
     return {"requests": {"cpu": cpu, "memory": request}, "limits": {"memory": limit}}
 

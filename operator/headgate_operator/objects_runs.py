@@ -29,14 +29,14 @@ SPARK_NAME = "headgate-spark"
 WARM_SPARK_ROLE = "spark"
 OWN_SPARK_ROLE = "spark-driver"
 """A different role, so that the warm Spark's Service does not select the drivers of runs with executors."""
-SPARK_TOKEN_FOLDER = "/etc/headgate/spark-token"  # noqa: S105 - where it is, not what it is
+SPARK_TOKEN_FOLDER = "/etc/headgate/spark-token"  # noqa: S105 - a path, not a secret
 SPARK_GRACE_S = 5
-"""An interrupted evaluation is requested again, so there is nothing to save."""
+"""Short, because an interrupted evaluation is requested again: there is nothing to save."""
 PROBE_PERIOD_S = 2
 PROBE_FAILURES = 15
-"""Half a minute without an answer before the container restarts: a busy small node sometimes needs that long."""
+"""Failed liveness probes before the container restarts: half a minute, which a busy small node sometimes needs for an answer."""
 START_FAILURES = 90
-"""Three minutes for a process to import its modules on a busy machine, before liveness is checked."""
+"""Failed startup probes before liveness is checked: a process has three minutes to import its modules on a busy machine."""
 SPARK_MEMORY = "1536Mi"
 SPARK_SCRATCH = "2Gi"
 """Size of the volume for the histories of one evaluation and Spark's shuffle."""
@@ -248,7 +248,7 @@ def spark_secret(run: Run, token: str) -> dict[str, Any]:
 
 
 def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True) -> dict[str, Any]:
-    """Return metadata. An object that runs share (not `controlled`) has no run's label, so its changes wake no single run."""
+    """Return metadata. An object that runs share (not `controlled`) has no label of a run, so its changes cause no reconcile of a single run."""
     labels = {naming.LABEL_ROLE: role}
     if controlled:
         labels[CUSTOM_RESOURCES[owner.kind].label] = owner.name
@@ -257,7 +257,7 @@ def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True)
 
 
 def _service(owner: Resource, name: str, *, role: str, port: int, controlled: bool = True) -> dict[str, Any]:
-    """Return the Service of a pod. One that runs share selects by role only."""
+    """Return the Service of a pod. A Service that runs share selects pods by role only."""
     metadata = _metadata(owner, name, role=role, controlled=controlled)
     own = CUSTOM_RESOURCES[owner.kind].label if controlled else naming.LABEL_MANAGED_BY
     selector = {label: metadata["labels"][label] for label in (naming.LABEL_ROLE, own)}

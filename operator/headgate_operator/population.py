@@ -55,7 +55,7 @@ class Population:
         facts = _facts(obj, before, now)
         self._objects[key] = facts
         if before is None or key[0] != "ScenarioRun":
-            return  # what ended before this process began is not counted
+            return  # objects that ended before this process began are not counted
         self._voided += max(0, facts.voided - before.voided)
         if facts.phase == COMPLETE and before.phase != COMPLETE:
             verdict = str((obj.get("status") or {}).get("verdict") or "")

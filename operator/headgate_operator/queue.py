@@ -11,15 +11,15 @@ from headgate_operator.plan.model import Key
 from testbed_runtime.core.errors import HeadgateError, LocalProtocolError
 
 FIRST_RETRY_S = 1.0
-"""After the first failure; doubled for each further one in a row."""
+"""Pause after the first failure, doubled for each further one in a row."""
 LONGEST_RETRY_S = 60.0
-"""The default of HEADGATE_LONGEST_RETRY_S."""
+"""The longest pause between retries: the default of HEADGATE_LONGEST_RETRY_S."""
 STALLED_AFTER = 8
 """Failures in a row (about three minutes) after which the object gets the condition Stalled."""
 NOT_NOW_PAUSE_S = 10.0
-"""Between looks at an object whose namespace is being deleted; its own deletion arrives as an event."""
+"""Interval between reconciles of an object whose namespace is being deleted. The object's own deletion arrives as an event."""
 STALLED_RETRY_S = 300.0
-"""Between attempts of a stalled key: frequent attempts do not fix what is wrong."""
+"""Pause between attempts for a stalled key, because frequent attempts do not fix the cause."""
 ERROR_TEXT_MAX = 1000
 """Characters of an error text in a log line or a condition."""
 
@@ -69,7 +69,7 @@ class KeyedQueue:
 
     @property
     def idle(self) -> bool:
-        """No key is queued or being worked on. Timers may still be armed."""
+        """Whether no key is queued or being worked on. Timers may still be armed."""
         return not self._queued and not self._running
 
     def add(self, key: Key, *, fresh: bool = False) -> None:
@@ -121,7 +121,7 @@ class KeyedQueue:
         try:
             pause = await self._work(key)
         except NotNow:
-            self._failures.setdefault(key, 0)  # so that events of its objects do not queue it before
+            self._failures.setdefault(key, 0)  # so that events do not queue it before the pause ends
             return NOT_NOW_PAUSE_S
         except Exception as error:
             self._metrics.reconciled(key.kind, loop.time() - begun, failed=True)
@@ -134,7 +134,7 @@ class KeyedQueue:
         count = self._failures[key] = self._failures.get(key, 0) + 1
         self._metrics.retried(key.kind)
         text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
-        # what the API server or an agent answers says it all; a stack trace is for errors in this program
+        # an answer of the API server or an agent needs no stack trace; errors in this program do
         explained = isinstance(error, HeadgateError) and not isinstance(error, LocalProtocolError)
         trace = count == 1 and not explained
         log.warning("reconcile failed", extra={"key": key, "failures": count, "error": text}, exc_info=trace)

@@ -1,4 +1,4 @@
-"""Objects that were read a moment ago, so that a handler does not read them again at every look.
+"""Remember objects that were read a moment ago, so that a handler does not read them again at every reconcile.
 
 A watch alone cannot replace these reads: the operator may not watch Secrets, Services, claims and accounts, and kopf does not
 report what was deleted while a watch was interrupted. Nothing here is older than RECENT_S, whatever a watch has lost.
@@ -16,8 +16,8 @@ from headgate_operator.health import reaches
 from testbed_runtime.api.views import Resource
 
 RECENT_S = 20.0
-"""After this time at the latest, the operator notices that an object was deleted about which no event arrives. Twice as long as the
-longest pause between two looks, so that a look finds what the one before has read."""
+"""After this time at the latest, the operator notices the deletion of an object for which no event arrives. It is twice the longest pause
+between two reconciles, so that each finds what the previous one has read."""
 Address = tuple[str, str, str]
 """Kind, namespace, name."""
 Obj = Mapping[str, Any]

@@ -30,11 +30,11 @@ from testbed_runtime.api.views import Resource
 from testbed_runtime.kube.api import ApiError
 
 CONFLICT_PAUSE_S = 0.2
-"""The object was changed in the meantime: it is read and planned for again at once."""
+"""Pause after a conflict, because the object has changed meanwhile: it is read and planned for again at once."""
 STALLED, READY = "Stalled", "Ready"
 STALLED_REASON = "ReconcileFailed"
 NO_RIGHTS = "is forbidden: User"
-"""Part of the API server's text (403) for what the operator's account must not do."""
+"""Part of the API server's message (403) about a missing permission of the operator's account."""
 NO_RIGHTS_HINT = (
     "the operator has no rights in this namespace: add it to rbac.testbedNamespaces of the chart, or bind "
     "the ClusterRole that ends in -acts to the operator's account there"
@@ -73,7 +73,7 @@ class Reconciler:
             plan = handler.plan(observed, self._context.settings, self._context.now())
             await self._execute(handler, observed, plan)
         except Exception:
-            self._context.recent.forget(key.namespace)  # what was remembered may be why it failed
+            self._context.recent.forget(key.namespace)  # an outdated object may be the cause
             raise
         return plan.requeue_after_s
 
@@ -91,7 +91,7 @@ class Reconciler:
         ready = [] if finished or before.is_true(READY) else [conditions.no(READY, reason, text)]
         status = conditions.merged(Resource(obj), before, [wanted, *ready], self._context.now())
         status = status if finished else replace(status, message=text)
-        # compare this condition only: the others come in another order
+        # compare this condition only: the others may be in another order
         if status.condition(STALLED) != before.condition(STALLED):
             await self._context.cluster.set_status(obj, to_json(status))
             await self._context.cluster.event(obj, type="Warning", reason=STALLED, text=text)
@@ -193,7 +193,7 @@ def _failing(status: Status) -> str:
 
 
 def still_failing(status: Status | None, before: Status) -> Status | None:
-    """Return the status with what reports the failure unchanged, so that it does not flap while this attempt may still fail."""
+    """Return the status with the conditions that report the failure unchanged, so that they do not flap while this attempt may still fail."""
     reason = _failing(before)
     if status is None or not reason:
         return status

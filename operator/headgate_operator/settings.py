@@ -14,7 +14,7 @@ from testbed_runtime.api.podsettings import PodSettings
 from testbed_runtime.core.errors import UserError
 
 OWN_VARIABLES = ("HEADGATE_", "POD_")
-"""How the names of variables begin that the operator sets in every pod."""
+"""Prefixes of the environment variables that the operator sets in every pod."""
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -45,7 +45,8 @@ class Settings(Struct, frozen=True):
     webhook_folder: str = ""
     """Folder with the certificate of the validating webhook; empty: the webhook is not served."""
     workers: int = 16
-    """Keys reconciled at the same time. One may wait up to 14 s for the agents of a terminating pod; the others must not."""
+    """Number of keys that are reconciled at the same time. One may wait up to 14 s for the agents of a terminating pod, and must not delay
+    the others."""
     since: float = 0.0
     """When this operator started. An older pod may have the images of an earlier installation."""
     longest_retry_s: int = 60

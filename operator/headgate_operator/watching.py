@@ -1,6 +1,6 @@
 """The operator's watches, which kopf runs. kopf writes nothing to any object.
 
-What else of kopf is used and why the rest is not: docs/decisions/0008-kubernetes-client.md.
+docs/decisions/0008-kubernetes-client.md explains which parts of kopf are used and why the others are not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def kopf_settings() -> Any:
     settings.watching.server_timeout = WATCH_SERVER_LIMIT_S
     settings.watching.client_timeout = WATCH_SERVER_LIMIT_S + CONNECT_LIMIT_S
     settings.watching.connect_timeout = CONNECT_LIMIT_S
-    settings.queueing._batch_window = BATCH_WINDOW_S  # noqa: SLF001 - its public name is deprecated
+    settings.queueing._batch_window = BATCH_WINDOW_S  # noqa: SLF001 - the public name is deprecated
     managed = f"{naming.LABEL_MANAGED_BY}={naming.MANAGED_BY}"
     settings.watching.label_selectors["v1", "pods"] = managed
     settings.watching.label_selectors["v1", "configmaps"] = managed
@@ -65,4 +65,4 @@ async def watch(handlers: Any, settings: Settings) -> None:
             namespaces=settings.namespaces,
         )
     finally:
-        own.execution.executor.shutdown(wait=False)  # kopf leaves its threads
+        own.execution.executor.shutdown(wait=False)  # kopf does not stop its threads

@@ -18,9 +18,9 @@ from testbed_runtime.api.naming import WEBHOOK_PATH
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
-"""A review contains an object and the version before it. etcd stores at most 1.5 MiB of each."""
+"""Maximum size of a review, which contains an object and its previous version. etcd stores at most 1.5 MiB of each."""
 RENEWAL_CHECK_S = 60.0
-"""How often the certificate's files are compared with those that were read, and a server that could not start is tried again."""
+"""Interval in which the certificate's files are checked for changes, and in which a server that could not start is started again."""
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 """Files of the mounted Secret, as in every Secret of the type kubernetes.io/tls."""
 SNAPSHOT = "..data"
@@ -37,12 +37,12 @@ log = logging.getLogger("headgate.operator")
 
 
 def answer(review: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the AdmissionReview that answers one. An error that the object had before is only a warning, so that the object can
+    """Return the AdmissionReview that answers this one. An error that the object already had is only a warning, so that the object can
     still be suspended or changed. Raises KeyError if the review has no request or no uid."""
     request = review["request"]
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
     answered = {"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response}
-    if request.get("object") is None:  # it is deleted
+    if request.get("object") is None:  # the object is being deleted
         return answered
     findings = validate_kind(request["object"])
     before = _errors(validate_kind(request["oldObject"])) if request.get("oldObject") else []
@@ -80,7 +80,8 @@ def application(reviewed: Reviewed) -> web.Application:
 
 
 async def serve(folder: Path, port: int, reviewed: Reviewed) -> None:
-    """Serve HTTPS on every address until cancelled. Without a usable certificate or the port, the operator goes on, and it is tried again."""
+    """Serve HTTPS on every address until cancelled. Without a usable certificate or the port, the operator continues and the webhook is
+    started again later."""
     while True:
         try:
             used, context = _version(folder), _load(folder)
@@ -113,7 +114,7 @@ async def _renew(context: ssl.SSLContext, folder: Path, used: bytes) -> None:
         try:
             if (found := _version(folder)) == used:
                 continue
-            # a context of its own: OpenSSL takes a certificate before it refuses its key
+            # a separate context, because OpenSSL already uses a certificate when it refuses its key
             renewed = _load(folder)
         except OSError as error:
             log.warning("the renewed certificate of the webhook cannot be used", extra={"error": str(error)})

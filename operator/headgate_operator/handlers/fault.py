@@ -36,7 +36,7 @@ class FaultHandler(Handler):
         if (fault.terminating and not fault.active) or planner.is_over(fault):
             return planner.Observed(fault)
         name = fault.testbed
-        # targets are chosen and compared with other Faults now, so these are read again; later, the plan in the status decides
+        # targets are chosen and compared with other Faults now, so read both again; later, the plan in the status decides
         testbed = (
             await context.recall(Testbed, "Testbed", namespace, name, trusted=lambda _: fault.active)
             if name
@@ -64,7 +64,7 @@ class FaultHandler(Handler):
         )
 
     def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
-        """Read the other claims and add this one without an await in between."""
+        """Plan, and add this fault's claim. There is no await between reading the other claims and adding this one."""
         made = planner.plan(replace(observed, others=_with_claims(observed)), settings, now)
         if made.status is not None and made.status.phase == PLANNED:
             observed.claims[_key(observed.fault)] = {**observed.object, "status": to_json(made.status)}
@@ -87,7 +87,7 @@ class FaultHandler(Handler):
 
 
 def _loses_pods(fault: Fault, pods: Mapping[str, Pod]) -> bool:
-    """Whether a pod of its plan is gone or leaving, as when its namespace is being deleted."""
+    """Return whether a pod of the fault's plan is gone or terminating, as when its namespace is being deleted."""
     return any((pod := pods.get(name)) is None or pod.terminating for name in fault.status.pods)
 
 
@@ -153,7 +153,7 @@ async def _views(
 
 
 async def _allows(context: Context, fault: Fault) -> bool:
-    """Whether the namespace has the opt-in label. Without permission to read the namespace, it counts as missing."""
+    """Return whether the namespace has the opt-in label. Without permission to read the namespace, the label counts as missing."""
     if not fault.spec.get("pod"):
         return False
     namespace = await context.namespace(fault.namespace)
@@ -164,7 +164,7 @@ async def _allows(context: Context, fault: Fault) -> bool:
 async def _inject(
     context: Context, observed: planner.Observed, testbed: TestbedState, reach: Reach, ask: Ask
 ) -> None:
-    """Inject parts. What an agent refuses is written to the status, and the planner ends the fault.
+    """Inject parts. If an agent refuses, the reason is written to the status, and the planner ends the fault.
 
     Raises Unreachable, for a retry."""
     wanted = set(ask.body["agents"])

@@ -17,7 +17,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent
 
 ACCOUNT_KINDS = frozenset({"ServiceAccount", "RoleBinding"})
-"""They have no owner: every run and study of the namespace uses them."""
+"""Kinds of objects without an owner, because every run and study of the namespace uses them."""
 
 
 class ScenarioRunHandler(Handler):
@@ -30,7 +30,7 @@ class ScenarioRunHandler(Handler):
         if run is None:
             return None
         active = not run.finished and not run.terminating
-        # a run that ends, is healed or deleted is read again: an object that is overlooked now stays in the cluster
+        # if the run ends, is healed or deleted, read everything again: an object that is overlooked now stays in the cluster
         recent = active and not run.heal_requested
         spark = objects_runs.spark_name(run)
         names = (naming.runner_name(key.name), naming.recorder_name(key.name), spark)
@@ -41,7 +41,7 @@ class ScenarioRunHandler(Handler):
         testbeds = () if recent else await _testbeds(context, run)
         unfinished, last_end = await _batch(context, run) if ("Pod", spark) in pods else (0, 0.0)
         runner = pods.get(("Pod", naming.runner_name(key.name)))
-        # a runner that has ended reported that before: its pod's event may be faster than that of the report
+        # a runner reports before it ends, but the event of its pod may arrive before that of the report
         runs = recent and runner is not None and _is_settled(runner, run)
         report, status_map = await report_of(context, run, RunReport, recent=runs)
         shared = await named(context, run, _shared(context, run, spark), recent=recent) if active else {}
@@ -69,14 +69,15 @@ class ScenarioRunHandler(Handler):
 
 
 def _may_end(run: Run, pods: Mapping[KindAndName, Resource]) -> bool:
-    """Whether the run or a pod of its own leaves or is missing, as when its namespace is being deleted."""
+    """Return whether the run or one of its own pods is terminating or missing, as when its namespace is being deleted."""
     own = [pods.get(("Pod", name(run.name))) for name in (naming.runner_name, naming.recorder_name)]
     held = not run.finished or naming.FINALIZER in run.finalizers
     return run.terminating or (held and any(pod is None or pod.terminating for pod in own))
 
 
 async def heal_testbed(context: Context, testbed: Testbed) -> None:
-    """Heal every agent of its pods. One that does not answer is tried again at the next look, and its deadline holds anyway."""
+    """Heal all faults of every agent in the testbed's pods. An agent that does not answer is tried again at the next reconcile, and its
+    faults end at their deadlines anyway."""
     pods = await pods_of(context, testbed.namespace, testbed.name)
     reach = await reach_of(context, testbed, pods)
     agents = [Agent(process) for process in reach.hosts]
@@ -109,7 +110,7 @@ async def report_of(
 
 
 def _taken(run: Run, found: Mapping[KindAndName, Resource]) -> set[KindAndName]:
-    """Return the objects of other owners that have a name that this run needs. The warm Spark belongs to all runs."""
+    """Return the objects of other owners whose names this run needs. The warm Spark belongs to all runs, so it is never among them."""
     shared = ("Pod", objects_runs.SPARK_NAME)
     return {key for key, obj in found.items() if key != shared and not obj.owned_by(run)}
 
@@ -129,8 +130,8 @@ async def named(
 
 
 def _is_settled(obj: Resource, owner: Resource) -> bool:
-    """Return whether nothing follows from an object but that it exists. A run waits for an object of another owner to be gone, and
-    is given up because of a pod that does not run."""
+    """Return whether only the existence of an object matters, so that it need not be read again. An object of another owner does matter,
+    because the run waits until it is gone. So does a pod that does not run, because the run may fail because of it."""
     if obj.kind == "Pod" and not (Pod(obj.raw).alive and Pod(obj.raw).containers_run):
         return False
     return obj.owned_by(owner) or obj.kind in ACCOUNT_KINDS

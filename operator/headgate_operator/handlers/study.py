@@ -25,7 +25,7 @@ class StudyHandler(Handler):
         shared = frozenset(await named(context, found, account_keys(context, found), recent=True))
         pod = await context.find(Pod, "Pod", namespace, objects_runs.study_pod_name(key.name))
         own = pod if pod is not None and pod.owned_by(found) else None
-        runs = own is not None and own.alive and own.containers_run  # one that has ended reported that before
+        runs = own is not None and own.alive and own.containers_run  # a pod reports before it ends
         report, _ = await report_of(context, found, StudyReport, recent=runs)
         return study.Observed(found, own, report, shared)
 

@@ -31,12 +31,12 @@ class TestbedHandler(Handler):
             return planner.TestbedObserved(testbed)
         listed = await cluster.list("Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
         pods = tuple(Pod(pod) for pod in listed)
-        # new pods are built from these objects, so they are read again; while every process has its pod, none is created
+        # new pods are built from these objects, so read them again, unless every process has its pod and none is created
         own = {pod.process for pod in pods if pod.controller == testbed.uid}
         recent = own.issuperset(objects.processes(testbed.spec))
 
         async def beside(view: type[R], kind: str, name: str, *, given: bool = False) -> R | None:
-            """Read an object that pods need. One that was not `given` is of another owner until an earlier Testbed is collected."""
+            """Read an object that pods need. Unless it was `given` by the user, it may still belong to an earlier Testbed."""
             if not name:
                 return None
             return await context.recall(

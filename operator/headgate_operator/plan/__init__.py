@@ -1,1 +1,2 @@
-"""Pure planners: desired, observed and now in, actions and a status out. No API server, no clock, no entropy."""
+"""Pure planners. From the desired and the observed state and the time, each computes actions and a status, without an API server, a
+clock or entropy."""

@@ -59,7 +59,7 @@ def rfc3339(now: float) -> str:
 
 
 def moment(now: float) -> str:
-    """Return the time with milliseconds, for the start of a delay."""
+    """Return the time with milliseconds, for statuses that record the start of a delay."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

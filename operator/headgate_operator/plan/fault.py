@@ -68,7 +68,7 @@ class Observed(Struct, frozen=True):
     """Other Faults of the same Testbed."""
     namespace_allows: bool = False
     claims: dict[Key, Manifest] = field(default_factory=dict)
-    """Context.claims: the plans made since `others` was read."""
+    """The plans of other Faults made since `others` was read (Context.claims)."""
     namespace_ends: bool = False
     """The namespace is being deleted: the agents end with their pods, and the operator's rights may end before the Fault."""
 
@@ -92,7 +92,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if observed.fault.terminating:
         return _deletion(observed, now)
     if is_over(observed.fault):
-        # its deletion heals nothing, so it has nothing to wait for
+        # there is nothing to heal, so its deletion need not wait
         return Plan(tuple(drop_finalizer(observed.fault)), faultstatus.seen(observed.fault, now))
     if observed.fault.active:
         if observed.testbed is None:
@@ -131,7 +131,7 @@ def _begin(observed: Observed, now: float) -> Plan:
     if observed.testbed is None:
         name = observed.fault.testbed
         return _wait(observed, "NoTestbed", f"the Testbed {name!r} does not exist in this namespace", now)
-    # a testbed on which another Fault acts may not be ready: a paused TaskManager is not
+    # another Fault may be the reason why the testbed is not ready, for example by pausing a TaskManager
     if not (observed.testbed.resource.status.is_true("Ready") or any(o.active for o in observed.others)):
         return _wait(observed, "TestbedNotReady", "its Testbed is not ready yet", now)
     try:
@@ -191,7 +191,7 @@ def _changed_before_injection(fault: Fault) -> bool:
 def _follow(observed: Observed, testbed: TestbedState, now: float) -> Plan:
     if observed.status.problem:
         return _conclude(observed, now, "InjectionFailed", observed.status.problem)
-    # missing if the operator ended, or met a conflict, after it wrote the plan: nothing is injected without it
+    # the finalizer is missing if the operator ended, or met a conflict, after it wrote the plan: inject nothing without it
     if finalizer := add_finalizer(observed.fault):
         return Plan(tuple(finalizer), None, 0.0)
     resolved = as_planned(observed.fault, testbed)

@@ -177,7 +177,8 @@ def seen(fault: Fault, now: float) -> FaultStatus:
 
 
 def remaining(left_s: float) -> str:
-    """Round up coarsely while much time is left: each new value is a write to the API server and wakes every watch."""
+    """Return the remaining seconds, rounded up coarsely while much time is left: each new value is a write to the API server and an event
+    for every watch."""
     step = next(step for limit, step in STEPS if left_s <= limit)
     return f"{math.ceil(left_s / step) * step} s"
 

@@ -47,7 +47,7 @@ class TestbedState(Struct, frozen=True):
     placement: Mapping[str, str] | None = None
     """None: the JobManager was not reached."""
     packets: Mapping[str, Any] | None = None
-    """The agent container's capabilities, `{"backends", "missing"}`; None: no such container, or no answer."""
+    """The agent container's capabilities, `{"backends", "missing"}`. None: there is no agent container, or it does not answer."""
     pods: Mapping[str, Pod] = field(default_factory=dict)
     """The key is the process."""
 

@@ -128,8 +128,8 @@ def heal_skipped(obj: Resource) -> Emit | None:
 
 
 def overdue(pods: Iterable[Pod], now: float) -> tuple[str, str]:
-    """Return the reason and Kubernetes' words for the pods that have waited too long for a node, or after that for their image or a
-    volume; empty if no pod has."""
+    """Return the reason, and Kubernetes' messages about the pods that have waited too long for a node or, once scheduled, for their image or
+    a volume. Both are empty if no pod has waited too long."""
     alive = [p for p in pods if p.alive]
     if late := [p for p in alive if p.unschedulable and now - p.created > START_LIMIT_S]:
         return UNSCHEDULABLE, _problems(late, "has no node")
@@ -143,8 +143,8 @@ def _problems(pods: Iterable[Pod], what: str) -> str:
 
 
 def is_new(pod: Pod, before: str) -> bool:
-    """Return whether this pod has started and is not the one with the uid `before`. A pod that is replaced before it had its image was
-    not lost, although it passes through Failed while it is deleted."""
+    """Return whether this pod has started and is not the one with the uid `before`. A pod that is replaced before its image was pulled
+    does not count as lost, although it passes through the phase Failed while it is deleted."""
     return pod.phase != "Pending" and not pod.terminating and pod.uid != before
 
 
@@ -156,7 +156,7 @@ def problem_of(*pods: Pod | None) -> str:
 def has_old_image(pod: Pod, settings: Settings) -> bool:
     """Return whether the pod cannot start because it waits for an image that the installation no longer names.
 
-    The images of a newer pod are those of the installation, whatever an admission webhook made of their names."""
+    Pods created since the operator started have the installation's images, even if an admission webhook has changed their names."""
     return bool(pod.unpullable_images - settings.images) and pod.created < settings.since
 
 

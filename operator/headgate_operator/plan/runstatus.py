@@ -29,11 +29,11 @@ from testbed_runtime.core.judgement.verdict import Verdict
 
 MAX_FAULTS = 32
 HEALING = "Healing"
-"""The condition that records since when the operator has known of the annotation."""
+"""The condition that records when the operator first saw the heal annotation."""
 KEEP_RECORD = "set recorder.storage.size in the installation, so that each run has a volume for it"
 RECORD_LOST = f"the record went with the recorder's pod, which was lost. To keep the record, {KEEP_RECORD}"
 History = tuple[bool | None, str] | None
-"""Whether executors can read the history (None: unknown), and why. None: the run has no executors."""
+"""Whether executors can read the history (None: unknown), and why. The whole value is None if the run has no executors."""
 
 
 def running(
@@ -56,7 +56,7 @@ def running(
         status = replace(status, runner_starts=before.runner_starts + 1, runner_uid=runner.uid)
     if recorder is not None and is_new(recorder, before.recorder_uid):
         status = replace(status, recorder_starts=before.recorder_starts + 1, recorder_uid=recorder.uid)
-    # a Spark without a node may get the place of the testbed, one without its image fails the run at its end
+    # Spark without a node may get the testbed's resources later; Spark without its image fails the run at its end
     trouble = problem_of(runner, recorder, spark if spark is not None and spark.unpullable_images else None)
     if phase == EVALUATING and not (spark is not None and spark.containers_run):
         trouble = problem_of(spark)
@@ -72,7 +72,7 @@ def running(
         ready = no("Ready", "RecorderNotReady", problem)
     else:
         ready = yes("Ready", "Running", "the runner is at work")
-    # a problem is for a user to fix, so it takes precedence over what the runner does
+    # a user has to fix a problem, so it takes precedence over the runner's progress
     message = trouble or (report.message if report else "")
     status = replace(status, message=clip(message))
     healing = [yes(HEALING, "Asked", "the runner ends its trial and the run")] if run.heal_requested else []
@@ -89,8 +89,8 @@ def running(
 
 
 def blocked(run: Run, taken: Sequence[str], now: float) -> ScenarioRunStatus:
-    """Return the status while other objects have names that this run needs. Otherwise, their token and verdict would be mistaken for
-    those of the run."""
+    """Return the status while other objects have names that this run needs. The run waits, because the token and the verdict in these objects
+    would be mistaken for its own."""
     text = (
         f"waits until {', '.join(taken)} of another owner is gone; "
         "if that object is to stay, give this run another name"
@@ -154,7 +154,7 @@ def ended(
 
 
 def _without_data(report: RunReport) -> bool:
-    """Whether a missing record explains this verdict."""
+    """Return whether a missing record explains this verdict."""
     if report.evaluation_failure:
         return True
     return report.verdict == str(Verdict.INCONCLUSIVE) and report.reason in (NO_DATA, HISTORY_INCOMPLETE)

@@ -1,4 +1,4 @@
-"""Report whether a Scenario is accepted, in the words of the command line, and which settings have no effect. Pure."""
+"""Report whether a Scenario is accepted, with the messages of the command line, and which settings have no effect. Pure."""
 
 from __future__ import annotations
 

@@ -48,11 +48,11 @@ HEAL_LIMIT_S = 60.0
 RUNNER_END_S = 60.0
 """How long a runner may take to exit after it has written its verdict."""
 LOOK_AGAIN_S = 5.0
-"""While the run is active. Changes of objects with its label arrive sooner, by watch."""
+"""Interval between reconciles while the run is active. Changes of objects with its label arrive sooner, by watch."""
 LOOK_SOON_S = 1.0
-"""While something is being deleted or healed."""
+"""Interval between reconciles while something is being deleted or healed."""
 MAX_WARNINGS = 16
-"""Warnings with an Event of their own; variants times options could be thousands."""
+"""Maximum warnings with an Event of their own. Variants times options could be thousands."""
 KindAndName = tuple[str, str]
 
 
@@ -63,9 +63,9 @@ class Observed(Struct, frozen=True):
     shared: Mapping[KindAndName, Resource] = field(default_factory=dict)
     """Service and Secret of the Spark pod, service accounts, RoleBindings."""
     present: frozenset[KindAndName] = frozenset()
-    """Those of the run's Secret, Service and claim that exist."""
+    """The existing ones among the run's Secret, Service and claim."""
     taken: tuple[str, ...] = ()
-    """Names that the run needs and that objects of another owner have: usually an earlier run of its name."""
+    """Objects of another owner whose names the run needs. The owner is usually an earlier run of the same name."""
     report: RunReport | None = None
     """`status.json` of ConfigMap `<run>-status`."""
     testbeds: tuple[Testbed, ...] = ()
@@ -132,7 +132,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     starts = observed.status.runner_starts
     if given_up := pod_loss_reason(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
-    # the testbed may have Spark's place until its last pod is gone
+    # the testbed may use the resources that Spark needs until its last pod is gone
     needed = [pod for pod in (observed.recorder, observed.runner) if pod is not None]
     reason, late = overdue(needed, now)
     if late:
@@ -167,7 +167,7 @@ def _mirrored_end(
     lost = observed.status.recorder_starts > 1 and not settings.recorder_storage
     spark = observed.spark
     never_began = problem_of(spark) if spark is not None and spark.phase == "Pending" else ""
-    lost = lost and len(failures) <= 1 and not never_began  # else Spark's own container or its pod failed
+    lost = lost and len(failures) <= 1 and not never_began  # otherwise Spark's own container or pod failed
     if report.evaluation_failure and never_began:
         report = replace(report, text=f"the history was not evaluated: {never_began}")
     status = runstatus.ended(observed.run, report, now, history=_history(observed), record_lost=lost)
@@ -192,7 +192,7 @@ def _unanswered_heal(observed: Observed, now: float) -> str:
 
 
 def _first_events(findings: KindFindings | None) -> list[Emit]:
-    """Return the Events of a run that was just accepted. `findings` is None later."""
+    """Return the Events of a run that was just accepted. `findings` is None for a run that was accepted earlier."""
     if findings is None:
         return []
     found = [Emit("Normal", "Accepted", "the scenario is valid")]
@@ -276,7 +276,7 @@ def _spark_pod(observed: Observed, status: ScenarioRunStatus, settings: Settings
         manifest = objects_runs.spark_pod(run, settings)
         found = _ensure_pod(observed, objects_runs.spark_name(run), manifest, settings)
         return found + (_join_owners(run, pod, "Pod") if pod is not None else [])
-    # only `run.status`, not yet `status`, says whether the other runs were counted
+    # use `run.status`, which shows whether the other runs were counted, and not the new `status`
     if pod is None or pod.terminating or observed.unfinished or run.status.phase != SUSPENDED:
         return []
     since = run.status.condition("Reconciling")
@@ -308,9 +308,9 @@ def _history(observed: Observed) -> runstatus.History:
 
 
 def _evaluation_failures(report: RunReport, spark: Pod | None) -> list[str]:
-    """Return the runner's error with the end of Spark's log, and how Spark's container ended if it did.
+    """Return the runner's error with the end of Spark's log, and how Spark's container ended, if it ended.
 
-    Only the runner knows that the evaluation failed: its phase may have been too short to be seen from here."""
+    Only the runner knows that the evaluation failed: the phase Evaluating may have been too short for the operator to see."""
     if not report.evaluation_failure:
         return []
     containers = spark.containers if spark else ()
@@ -360,7 +360,7 @@ def _after_end(observed: Observed, settings: Settings, now: float) -> Plan:
         actions += [Ask("heal-all"), *_delete_testbeds(observed)]
         again.append(LOOK_SOON_S)
     elif not observed.testbeds and (observed.runner is None or observed.runner.ended):
-        # nothing is left to heal: the deletion of its namespace, which takes the operator's rights first, must not wait for it
+        # nothing is left to heal, and the deletion of the namespace, which ends the operator's rights first, must not wait
         actions += drop_finalizer(run)
     actions += [*_stop_spark(observed, now, again), *_expired_pods(observed, settings, ended, now, again)]
     if run.ttl_s is not None:
@@ -414,7 +414,7 @@ def _stop_spark(observed: Observed, now: float, again: list[float]) -> list[Acti
         if left > 0:
             again.append(left)
             return []
-    return [delete("Pod", pod)]  # its Service and its token are collected with the last run that owns them
+    return [delete("Pod", pod)]  # its Service and token go with the last run that owns them
 
 
 # ---- deletion

@@ -1,8 +1,8 @@
 """Decide which pods of a Testbed are created, replaced or deleted now. Pure.
 
-The status remembers what the next look needs, and is written before anything is done: `incarnations` (the newest number of
-each process), `members` (processes whose pod was seen and that the operator did not delete itself: one of these without a
-pod is lost) and `lost` (since when). A process that is wanted, is no member and has no pod is created.
+The status stores what the next reconcile needs, and is written before anything is done. `incarnations` has the newest number of
+each process. `members` are the processes whose pod was seen and was not deleted by the operator itself: a member without a pod
+is lost. `lost` has the time of each loss. A pod is created for each wanted process that is no member and has no pod.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 
 SOON_S = 1.0
-"""Seconds until the next look at what causes no event: a job that starts, a name that is still taken."""
+"""Seconds until the next reconcile, for changes that cause no event: a job that starts, a name that is no longer taken."""
 LATER_S = 10.0
-"""Between looks at a job that is running or has ended."""
+"""Interval between queries of a job that is running or has ended."""
 SETTLED_JOBS = frozenset({"RUNNING", *TERMINAL_JOB_STATES})
-"""States of a job that does not change its state by itself at once."""
+"""States of a job that do not soon change by themselves."""
 
 
 class TestbedObserved(Struct, frozen=True):
@@ -39,7 +39,7 @@ class TestbedObserved(Struct, frozen=True):
     pods: tuple[Pod, ...] = ()
     """All pods with the Testbed's label."""
     secret: Secret | None = None
-    """The one that its pods mount."""
+    """The ConfigMap that the testbed's pods mount."""
     config_map: Manifest | None = None
     service: Resource | None = None
     claim: Resource | None = None
@@ -87,7 +87,7 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
         waiting = testbed_status.waiting_for_secret(testbed, testbed.certificate_secret, findings, now)
         return Plan((*base, made), waiting, 0.0)
     steps = decide(state, testbed, now)
-    # the pods that mount a lost one are deleted first: see naming.testbed_token_name
+    # the pods that mount a lost Secret are deleted first: see naming.testbed_token_name
     if observed.secret is None or observed.lacks_certificate:
         steps = replace(steps, make=())
     status = testbed_status.of(testbed, state, steps, observed.job, findings, now)
@@ -97,8 +97,8 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
 
 
 def _taken(observed: TestbedObserved) -> list[str]:
-    """Return the objects that have a name which this Testbed needs, but another owner: usually an earlier Testbed of the same name. They
-    are garbage-collected with their owner. Until then, the volume claim holds the checkpoints of that earlier Testbed."""
+    """Return the objects of other owners whose names this Testbed needs. The owner is usually an earlier Testbed of the same name, with which
+    they are garbage-collected. Until then, the volume claim holds the checkpoints of that earlier Testbed."""
     return [
         f"{obj.kind} {obj.name}"
         for obj in (observed.service, observed.claim)
@@ -107,7 +107,7 @@ def _taken(observed: TestbedObserved) -> list[str]:
 
 
 def _rejected(testbed: Testbed, findings: KindFindings, now: float) -> Plan:
-    """Leave the pods of an earlier, accepted spec as they are. The same error is reported as an Event once."""
+    """Report the errors of a rejected spec, and leave the pods of an earlier, accepted spec as they are. The same error has only one Event."""
     text = "\n".join(str(error) for error in findings.errors)
     before = testbed.status.condition("Accepted")
     reported = before is not None and before.status == "False" and before.message == text

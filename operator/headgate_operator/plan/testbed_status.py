@@ -20,9 +20,9 @@ from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.ids import TASKMANAGER, is_task_manager, ordinal_of
 
 PROBLEMS_SHOWN = 4
-"""Different problems of pods in a condition's message; the others are counted."""
+"""Maximum different pod problems in a condition's message; further ones are only counted."""
 NAMES_SHOWN = 8
-"""Pods named in a condition's message; the others are counted."""
+"""Maximum pod names in a condition's message; further ones are only counted."""
 JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
 REPLACING = "Replacing"
 NO_ANSWER = "the JobManager does not answer the operator"
@@ -41,7 +41,7 @@ class State(Struct, frozen=True):
     desired: tuple[str, ...]
     pods: Mapping[str, Pod]
     taken: frozenset[str]
-    """Processes whose pod name a pod of another Testbed (an earlier one of this name) still has."""
+    """Processes whose pod name is still taken by a pod of another Testbed (an earlier one of this name)."""
     incarnations: Mapping[str, int]
     members: frozenset[str]
     lost: Mapping[str, float]
@@ -101,7 +101,7 @@ def _waiting(testbed: Testbed, reason: str, text: str, findings: KindFindings, n
     return with_conditions(testbed, status, wanted, now)
 
 
-def of(  # noqa: PLR0917 - what a status is made of
+def of(  # noqa: PLR0917 - all parts of a status
     testbed: Testbed,
     state: State,
     steps: Steps,
@@ -138,7 +138,7 @@ def of(  # noqa: PLR0917 - what a status is made of
 
 
 def _job_fields(job: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the JobManager's answer. Without one the state is UNKNOWN, and an earlier placement is not repeated."""
+    """Return the status fields from the JobManager's answer. Without an answer, the state is UNKNOWN and an earlier placement is dropped."""
     if job is None:
         return {"job_state": "UNKNOWN", "tasks": "", "placement": {}}
     placement = job.get("placement") or {}
