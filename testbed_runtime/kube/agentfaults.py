@@ -34,7 +34,7 @@ class _ActiveFault:
 
 
 class AgentFaults:
-    """The agents' entries in their journals are recorded in `sink` as soon as there is one."""
+    """The faults of one testbed, at its agents. The agents' journals are recorded in `sink` once it is set."""
 
     def __init__(self, address: AddressOf, token: str, task_managers: Sequence[str]) -> None:
         self.sink: HistorySink | None = None
@@ -124,10 +124,10 @@ class AgentFaults:
             await self.record_journals()
         await self._require_held(active)
         if unreachable is not None and asyncio.get_running_loop().time() < active.deadline:
-            raise unreachable  # after the deadline the agent has ended the fault by itself
+            raise unreachable  # after the deadline, the agent has ended the fault by itself
 
     async def _require_held(self, active: _ActiveFault) -> None:
-        """Raise FaultLapsed if a packet agent died. A renewal may be too late to notice that for a short fault."""
+        """Raise FaultLapsed if a packet agent died. Renewals do not always notice this, because a short fault may end before the next one."""
         agents = [agent for agent in active.parts if await self._same_pod(active, agent)]
         held = await asyncio.gather(*(self._fanout.held(agent, active.fault.name) for agent in agents))
         for agent, was_held in zip(agents, held, strict=True):
@@ -141,7 +141,7 @@ class AgentFaults:
         return residue
 
     async def record_journals(self, agents: Sequence[Agent] = ()) -> None:
-        """Record the new journal entries of these agents, by default of all that were used."""
+        """Record the new journal entries of these agents, by default of all agents that were used."""
         async with self._journal_lock:
             if self.sink is None:
                 return

@@ -51,7 +51,7 @@ GONE = 410
 UNAUTHORIZED = 401
 _NOT_YAML = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
-"""No usable answer. ValueError: a watch line that was cut off or is too long."""
+"""Errors that mean that there is no usable answer. ValueError: a line of a watch was cut off or is too long."""
 T = TypeVar("T")
 _Items = list[dict[str, Any]]
 
@@ -71,12 +71,12 @@ class ApiError(HeadgateError):
 
     @property
     def forbidden(self) -> bool:
-        """The account has no right to it, or admission refuses it."""
+        """Whether the account has no permission for the request, or admission refuses it."""
         return self.status == 403
 
     @property
     def unreachable(self) -> bool:
-        """The server could not be reached or cannot answer now: worth retrying later."""
+        """Whether the server could not be reached or cannot answer now, so that a later retry may succeed."""
         return self.status == 0 or self.status in RETRIED
 
 
@@ -121,7 +121,7 @@ class _Request(Struct, frozen=True):
     body: Any = None
     content_type: str = "application/json"
     safe: bool = True
-    """Sending it twice has the same effect as sending it once."""
+    """Whether sending the request twice has the same effect as sending it once."""
 
     @property
     def path(self) -> str:
@@ -445,8 +445,8 @@ class Api:
 
 
 async def patiently(call: Callable[[], Awaitable[T]], *, limit_s: float, every_s: float) -> T:
-    """Repeat a request while the API server is unreachable. Raises its ApiError when `limit_s` leaves no time for one
-    more."""
+    """Repeat a request while the API server is unreachable. Raises the last ApiError when `limit_s` leaves no time for another
+    attempt."""
     return await repeated(
         call, lambda e: isinstance(e, ApiError) and e.unreachable, limit_s=limit_s, every_s=every_s
     )

@@ -23,11 +23,11 @@ from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.http import MAX_OBJECT_BYTES
 
 MAX_PARTS = 16
-"""The API server keeps all objects of a cluster in one database of some gigabytes."""
+"""Maximum ConfigMaps of a packed checkpoint. The API server keeps all objects of a cluster in one database of some gigabytes."""
 PART, PARTS = "part", "parts"
 """Keys of a ConfigMap: its part of the packed objects, and the number of parts."""
 FETCH_LIMIT_S = 60.0
-"""The command line creates the ConfigMaps after the run that owns them, and the first trial starts meanwhile."""
+"""How long the runner waits for the ConfigMaps: the command line creates them after the run that owns them, while the first trial starts."""
 RETRY_S = 0.5
 
 

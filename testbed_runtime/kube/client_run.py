@@ -31,7 +31,7 @@ REQUEST_BYTES = 16
 SILENT_LIMIT_S = 120.0
 """A new ScenarioRun without a status for this long means that no operator is running."""
 SILENT_NOTICE_S = 10.0
-"""An operator that runs writes a status within a second. One that restarts needs some more."""
+"""After this time without a status the user gets a notice. A running operator writes a status within a second, a restarting one later."""
 REPORT_LIMIT_S = 30.0
 """Time limit for reading the report of a Complete run. It exists by then, but the API server may be unreachable."""
 HEAL_LIMIT_S = 15.0
@@ -235,7 +235,7 @@ class ClientRun:
             await cancel_all(silence, task)
 
     async def _silence(self, has_status: asyncio.Event) -> None:
-        """Return after SILENT_LIMIT_S without a status, with a notice before; wait forever if there is one."""
+        """Return after SILENT_LIMIT_S without a status, and report a notice before that. Once there is a status, wait forever."""
         waiting = f"no operator has looked at the run yet; waiting for one, at most {SILENT_LIMIT_S:g} s"
         for limit_s, notice in ((SILENT_NOTICE_S, waiting), (SILENT_LIMIT_S - SILENT_NOTICE_S, "")):
             try:
@@ -279,7 +279,7 @@ class ClientRun:
             return _without_report(folder, status)
         write_files(folder, files)
         verdict = json.loads(files[VERDICT_FILE])
-        if status.get("reason") == RECORDER_LOST:  # only the operator knows it
+        if status.get("reason") == RECORDER_LOST:  # only the operator knows the reason
             verdict |= {key: status[key] for key in ("verdict", "reason")} | {
                 "summary": status.get("text", "")
             }

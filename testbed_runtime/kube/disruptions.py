@@ -18,13 +18,13 @@ DELETED = "DELETED"
 LISTED = "LISTED"
 SYNCED = "SYNCED"
 NODE_LOST_S = 15.0
-"""A node counts as lost after this time: one that could not reach the API server is ready again sooner."""
+"""A node that is not ready for this long counts as lost. A node that only failed to reach the API server is ready again sooner."""
 
 
 def disrupted(pod: Pod, *, deleted: bool) -> str:
-    """Return what happens to the pod, as a sentence; empty if nothing does that a trial has to know of.
+    """Return a sentence about what disrupts the pod; empty if nothing does.
 
-    A pod whose process has ended, by a fault or by itself, is no longer disrupted: the operator deletes it."""
+    A pod whose process has already ended, by a fault or by itself, does not count as disrupted when it is deleted: the operator deletes it."""
     if reason := pod.disruption:
         return f"the pod of {pod.process} was disrupted: {reason}"
     if (deleted or pod.terminating) and not pod.ended:
@@ -72,7 +72,7 @@ class Disruptions:
         labels = {naming.LABEL_TESTBED: self._testbed}
         async for event in self._api.watch("Pod", self._namespace, labels=labels):
             if event.type == SYNCED:
-                # an interrupted watch does not report what was deleted meanwhile
+                # an interrupted watch does not report the pods that were deleted meanwhile
                 for uid in self._pods.keys() - listed:
                     self._see(self._pods[uid], deleted=True)
                 listed = set()

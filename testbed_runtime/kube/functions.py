@@ -16,8 +16,8 @@ from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map
 
 
 def files_of(document: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the text of each file that a Python function of the scenario is in, and of each file beside it that it imports, by
-    its name. `folder` is the scenario's.
+    """Return, by name, the text of each file that contains a Python function of the scenario, and of each file in the same folder that
+    such a file imports. `folder` is the scenario's.
 
     Raises UserError for a file that cannot be read, two files with one name, and files that are too large."""
     paths: dict[str, Path] = {}
@@ -58,7 +58,7 @@ def _imports(path: Path, text: str) -> Iterator[Path]:
     """Yield the files beside `path` that it imports. Raises UserError for a package, which a ConfigMap cannot hold."""
     try:
         tree = ast.parse(text, path.name)
-    except SyntaxError:  # reported when the function is loaded
+    except SyntaxError:  # the error is reported when the function is loaded
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -85,7 +85,7 @@ def _read(path: Path) -> str:
 
 
 def in_cluster(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the document with each function in the ConfigMap `name` that was in a file of this machine."""
+    """Return the document with references to the ConfigMap `name` instead of to files of this machine."""
 
     def placed(reference: str) -> str:
         parsed = FunctionReference.parse(reference)
@@ -95,7 +95,7 @@ def in_cluster(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def manifest(run: Resource, name: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ConfigMap, which is deleted with the run. It cannot be changed while the run is under way."""
+    """Return the ConfigMap, which is deleted with the run. It is immutable, so that it does not change during the run."""
     return {**brought(config_map(run, name, files)), "immutable": True}
 
 

@@ -132,7 +132,7 @@ class KubeTestbedHost:
         wanted = trial_testbed(testbed, self._run, context)
         name = str(wanted["metadata"]["name"])
         try:
-            # an earlier runner left it behind, and the record of what was done to it is lost
+            # an earlier runner left the Testbed behind, and the record of what happened to it is lost
             if await patiently(lambda: self._get(name), limit_s=READY_LIMIT_S, every_s=POLL_S) is not None:
                 await self._remove(name)
             await patiently(lambda: self._api.create(wanted), limit_s=READY_LIMIT_S, every_s=POLL_S)
@@ -217,7 +217,7 @@ class KubeTestbedHost:
             await self._give_up(name)
 
     async def _give_up(self, name: str) -> None:
-        """Leave pods whose nodes are lost: they end when the node returns or is removed, and the next trial's have other names.
+        """Stop waiting for pods whose nodes are lost. They end when the node returns or is removed, and the next trial's pods have other names.
 
         Raises HeadgateError if any other pod still exists."""
         labels = {naming.LABEL_TESTBED: name}
@@ -243,7 +243,7 @@ class KubeTestbedHost:
         return await self._api.get("Testbed", self._run.namespace, name)
 
     async def _delete(self, name: str) -> None:
-        """Ask once for its deletion. What stays is deleted with the ScenarioRun, which owns it."""
+        """Request the deletion of the Testbed once. If it fails, the Testbed is deleted with the ScenarioRun, which owns it."""
         try:
             await self._api.delete("Testbed", self._run.namespace, name)
         except HeadgateError as error:

@@ -16,7 +16,7 @@ CONFIG_MAP_BYTES = 900_000
 
 
 def brought(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a ConfigMap without the label that the operator watches: it needs none of what the command line brings."""
+    """Return a ConfigMap without the label that the operator watches. The operator does not need the ConfigMaps of the command line."""
     del found["metadata"]["labels"][naming.LABEL_MANAGED_BY]
     return found
 

@@ -15,11 +15,11 @@ from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.storage import HistorySink
 
 KUBERNETES = "Kubernetes"
-"""The waiting party."""
+"""The name of the component that waits, as recorded in the history."""
 RESOLUTION_S = 1.0
-"""The resolution of the times in the status of a pod."""
+"""The resolution of the times in a pod's status."""
 LONGEST_S = 3600.0
-"""A pod that seems older than this when it is first seen has another clock."""
+"""If a new pod seems older than this, its times come from another clock and are not recorded."""
 
 
 class PodStarts:
@@ -34,7 +34,7 @@ class PodStarts:
         self._done: set[str] = set()
 
     def see(self, pod: Pod) -> None:
-        """Take the newest state of a pod. Its waits are recorded when its containers run."""
+        """Handle a new state of a pod. Its waits are recorded once its containers run."""
         if pod.uid in self._done or not is_task_manager(pod.process) or not self._is_new(pod):
             return
         self._starting[pod.uid] = pod

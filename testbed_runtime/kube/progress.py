@@ -57,14 +57,14 @@ from testbed_runtime.timeouts import cancel_all, repeated, timeout
 
 WRITE_EVERY_S = 1.0
 STALE_S = 5.0
-"""How often a changed countdown is written: each write is an update of etcd."""
+"""Interval in which a changed countdown is written, because each write is an update of etcd."""
 WRITE_LIMIT_S = 20.0
 """The time limit of one write, which is then retried with newer content."""
 LAST_LIMIT_S = 600.0
 """The time limit for the final status and the report. If the API server is away longer, the pod ends with an error and restarts."""
 RETRY_S = 2.0
 REFUSED = frozenset({400, 413, 422})
-"""Answers to malformed or too large content, which would be rejected again."""
+"""HTTP status codes for malformed or too large content, which would be rejected again."""
 MAX_REPORT_BYTES = 900_000
 """The limit of all files of the report together: a ConfigMap has at most 1 MiB."""
 RESIDUE = "residue was measured"
@@ -72,11 +72,11 @@ MAX_OUTAGES = 8
 MAX_ROUNDS = 16
 MAX_OWNERS = 8
 MAX_CAUSE = 300
-"""Bounds of `status.recovery`: all of it is in recovery.json."""
+"""Limits of `status.recovery`. The complete recovery is in recovery.json."""
 REPORT_TEXTS = (VERDICT_FILE, MANIFEST, JUNIT_FILE, SUMMARY_FILE, COMPARISON_FILE, RECOVERY_FILE)
-"""The most important file is first: there is always room for it."""
+"""The files of the report, the most important first: there is always room for it."""
 NO_JOB: Mapping[str, Any] = {"job": JobNow(), "job_state": "", "remaining_seconds": None}
-"""The fields about a job while none runs."""
+"""The values of the fields about a job while no job runs."""
 
 
 class RunStatus:
@@ -132,7 +132,7 @@ class RunStatus:
         trial = TrialResult(name=event.trial, job_state=event.job_state, voided=event.voided, reason=reason)
         others = [t for t in self.report.trials if t.name != event.trial]
         trials = (*others, trial)[-MAX_TRIALS:]
-        # its testbed is gone
+        # the testbed of the job is gone
         done = _counted(trials)
         self._set(trials=trials, trials_done=done, trial_phase="", active_faults=(), **NO_JOB)
 

@@ -22,16 +22,16 @@ from testbed_runtime.transport.names import Session
 RESULTS = (METRICS_FILE, TIMESERIES_FILE, RECOVERY_FILE, TRACE_FILE)
 CHUNK_BYTES = 1 << 18
 REQUEST_LIMIT_S = 120.0
-"""One file: a history of 100 MB on a slow network."""
+"""Time limit for one file: a history of 100 MB on a slow network."""
 SILENCE_LIMIT_S = 20.0
-"""Without a byte of an answer the request is repeated."""
+"""After this time without a byte of an answer, the request is repeated."""
 AWAY_LIMIT_S = 60.0
 """A restarted recorder answers within seconds. A lost one must not block the next evaluation."""
 FOLDER_AWAY_LIMIT_S = 120.0
 """The runner waits longer: a lost recorder pod is recreated and started within this time."""
 PAUSE_S = 0.5
 MAX_BYTES = 1_500_000_000
-"""All histories of a run: less than the scratch volume of the Spark pod (2 Gi)."""
+"""Maximum size of all histories of a run: less than the scratch volume of the Spark pod (2 Gi)."""
 INSUFFICIENT_STORAGE = 507
 """The recorder's volume is full, so repeating the request does not help."""
 
@@ -123,7 +123,7 @@ class RecorderFolder(RunFolder):
         self._files = RecorderFiles(recorder, token, away_limit_s=FOLDER_AWAY_LIMIT_S)
 
     async def keep(self, *names: str) -> None:
-        """Upload those of the files that exist, one after the other. Raises HeadgateError."""
+        """Upload the files that exist, one after the other. Raises HeadgateError."""
         for name in names:
             if (self.path / name).is_file():
                 await self._files.put(name, self.path)

@@ -35,11 +35,11 @@ from testbed_runtime.tuning import grid, production, score
 from testbed_runtime.tuning.table import status_rows
 
 POLL_S = 2.0
-"""Between two reads of the runs, which take a minute and more. The pod's role has no `watch`."""
+"""Interval between two reads of the runs, each of which takes a minute or more. The pod's role does not allow `watch`."""
 AWAY_LIMIT_S = 600.0
-"""The process ends when the API server is unreachable for longer; the kubelet restarts it."""
+"""The process ends when the API server is unreachable for longer than this, and the kubelet restarts it."""
 REPORT_POLLS = 15
-"""Reads of a Complete run without a report (half a minute) until the verdict is taken from its status."""
+"""How often a Complete run without a report is read (for half a minute) before the verdict is taken from its status."""
 HOW_TO_RESUME = "spec.suspend is true; set it to false to continue the study"
 
 
@@ -56,7 +56,7 @@ class Study:
         self._without_report: dict[str, int] = {}
         self._written = StudyReport()
         self._name_taken: dict[str, int] = {}
-        """Planned runs whose name belongs to another run, and for how many polls in a row."""
+        """Planned runs whose name belongs to another run, each with the number of polls in a row that found this."""
 
     async def run(self) -> None:
         """Run until the table is complete and written. Raises HeadgateError when the API server stays unreachable."""
@@ -84,7 +84,7 @@ class Study:
             existing = await self._runs(study)
             scenarios = await self._scenarios(spec, check=not existing)
         except (UserError, InvalidScenario) as error:
-            # a Scenario may be deleted after runs of it were measured: what the operator has copied outlives the pod
+            # a Scenario may be deleted after its runs were measured: the operator's copy in the status outlives the pod
             measured = self._written if self._written.table else StudyReport(**carried(study.status))
             await self._write(study, replace(measured, phase=COMPLETE, reason="Invalid", message=str(error)))
             return True
@@ -120,8 +120,8 @@ class Study:
         return production.merged(spec, specs, lines)
 
     async def _scenarios(self, spec: kinds.TuningStudySpec, *, check: bool) -> dict[str, dict[str, Any]]:
-        """Read the scenarios. Raises UserError for one that does not exist and, with `check`, for one that is invalid or lacks a variant
-        of the study: an edit must not end a study that has runs."""
+        """Read the scenarios. Raises UserError if a scenario does not exist or, with `check`, if it is invalid or lacks a variant of the study.
+        A study that has runs does not `check`, because an edit must not end it."""
         found: dict[str, dict[str, Any]] = {}
         for index, reference in enumerate(spec.scenarios):
             scenario = await self._api.get("Scenario", self._namespace, reference.name)
@@ -215,7 +215,7 @@ def _spec(study: views.Study) -> kinds.TuningStudySpec:
 
 
 def _name_taken(polls: Mapping[str, int]) -> str:
-    """Explain why a run cannot be created. At the first poll it may be the study's own, whose answer was lost."""
+    """Explain why a run cannot be created. At the first poll, the run may be the study's own: only the answer to its creation was lost."""
     for name, count in polls.items():
         if count > 1:
             return (
@@ -226,7 +226,7 @@ def _name_taken(polls: Mapping[str, int]) -> str:
 
 
 def _awaited(active: Sequence[views.Run]) -> str:
-    """Return which run the study waits for, and that run's own message; empty without one."""
+    """Return which run the study waits for, and the message of that run; empty if it waits for none."""
     if not active:
         return ""
     more = f" (and {len(active) - 1} more)" if len(active) > 1 else ""

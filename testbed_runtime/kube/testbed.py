@@ -49,11 +49,11 @@ RECORDER_BACK_LIMIT_S = 120.0
 """A lost recorder pod is recreated and started within this time."""
 RETRY_S = 1.0
 PATH_LIMIT_S = 9.0
-"""More than all limits of a path measurement together."""
+"""Time limit for a path measurement: more than the sum of the limits of its steps."""
 RECORDER_AWAY_LIMIT_S = 150.0
 """A recorder that is unreachable for longer is lost, and the trial is no longer recorded."""
 EXISTENCE_CHECK_S = 10.0
-"""Between two checks that the Testbed still exists."""
+"""Interval between two checks that the Testbed still exists."""
 
 
 class TrialAccess(Struct, frozen=True):
@@ -251,7 +251,7 @@ class KubeTestbed:
 
     async def finish_history(self) -> str:
         """Stop every process, which flushes its record, then seal the history."""
-        # a process that ends without its recorder loses the rows that were not acknowledged
+        # if a process ends while its recorder is away, the rows that were not acknowledged are lost
         await self._ask_recorder("GET", "status", timeout_s=RETRY_S)
         names = [*self._names, JOBMANAGER]
         await asyncio.gather(*(self._stop(name) for name in names))

@@ -16,15 +16,15 @@ from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.transport.names import connector
 
 AWAY_LIMIT_S = 300.0
-"""A lost Spark pod is recreated, and its image may have to be pulled."""
+"""How long the runner waits for a lost Spark pod, which is recreated and may have to pull its image."""
 BROKEN_MAX = 3
-"""Evaluations that began and broke off. The next Spark pod would fail as well."""
+"""Maximum evaluations that begin and break off. After that, the next Spark pod would probably fail as well."""
 PAUSE_S = 1.0
 SILENT_LIMIT_S = 30.0
-"""The Spark pod sends a line every 5 s."""
+"""Maximum silence within an answer. The Spark pod sends a line every 5 s."""
 CONNECT_LIMIT_S = 5.0
 LINE_MAX_BYTES = 1 << 26
-"""The last line holds all metric rows."""
+"""Maximum bytes of a line. The last line holds all metric rows."""
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 

@@ -12,7 +12,7 @@ from testbed_runtime.api.manifest import manifest
 from testbed_runtime.core.errors import HeadgateError
 
 EXECUTOR_MEMORY = "512m"
-"""A trial's tables are below 100 MB. Spark adds its own overhead."""
+"""Memory of an executor. A trial's tables are below 100 MB, and Spark adds its own overhead."""
 EXECUTOR_CORES_REQUESTED = "100m"
 TEMPLATE = "executor.json"
 DRIVER_PORT = 7078

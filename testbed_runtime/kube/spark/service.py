@@ -26,14 +26,14 @@ from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 from testbed_runtime.timeouts import cancel_all
 
 MAX_WAITING = 16
-"""Evaluations in the queue. Further ones are refused, and repeated by the runner."""
+"""Maximum evaluations in the queue. Further ones are refused, and the runner repeats them."""
 ALIVE_S = 5.0
 """A line is sent at least this often, so that the runner can tell a long evaluation from a dead pod."""
 EVALUATIONS_MAX = 3
-"""Attempts at an evaluation. A driver that was killed before the request is noticed by the first one only."""
+"""Maximum attempts at an evaluation. If the driver was killed before the request, only the first attempt notices this."""
 MAX_REQUEST_BYTES = 64 * 1024
 WARM_UP_RETRY_S = 15.0
-"""Between attempts to start Spark."""
+"""Pause between attempts to start Spark."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ class SparkService:
         self._waiting += 1
         try:
             if self._turn.locked():
-                # alone, it waits for the start of Spark
+                # no other evaluation is queued: this one waits for the start of Spark
                 await lines.send({"waiting": self._waiting} if self._waiting > 1 else {"stage": "spark"})
             async with self._turn:
                 return {"rows": await self._judged(wanted, lines)}
@@ -141,7 +141,7 @@ class SparkService:
         return [row for row in rows if not wanted.trials or row["trial"] in wanted.trials]
 
     async def _evaluated(self, folder: Path, progress: OnProgress) -> None:
-        """Evaluate, with a new process after each that dies. Raises SparkEnded after EVALUATIONS_MAX of them."""
+        """Evaluate, and start a new process after each that dies. Raises SparkEnded after EVALUATIONS_MAX attempts."""
         for _ in range(EVALUATIONS_MAX - 1):
             try:
                 await self._worker.evaluate(folder, progress)
