@@ -23,7 +23,7 @@ INSTALL = (
 )
 FIELD_MANAGER = "headgate-cli"
 PATIENCE_S = 5.0
-"""Limit for one request: shorter than in the operator, because a person waits."""
+"""Time limit for one request: shorter than in the operator, because a user waits."""
 DENIED = re.compile(
     r'User "([^"]*)" cannot (\S+) (?:resource "([^"]*)"(?: in API group "([^"]*)")?|path "([^"]*)")'
     r'(?: in the namespace "([^"]*)")?'
@@ -83,7 +83,7 @@ async def connected(access: Access) -> AsyncIterator[Api]:
         try:
             yield api
         except ApiError as error:
-            raise explained(error, server=api.server) from None  # it has the whole text
+            raise explained(error, server=api.server) from None  # the original error has the whole text
 
 
 def permitting(text: str) -> str:

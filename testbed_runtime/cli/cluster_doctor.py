@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GOOD, WARNING, BAD = "ok", "note", "BAD"
 LIMIT_S = 10.0
-"""Limit for all checks together, of a cluster that the user may not even know of."""
+"""Time limit for all checks of a cluster that the user has not named and may not even know of."""
 GIVEN_LIMIT_S = 30.0
-"""The same for the cluster that the user named: a busy machine gets more time before it is BAD."""
+"""Time limit for all checks of a cluster that the user has named: a busy machine gets more time before it is BAD."""
 NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
 """The permissions that `--on kubernetes` needs, as (verb, resource)."""
 
@@ -39,12 +39,12 @@ class Finding(Struct, frozen=True):
 
 
 def noted(finding: Finding) -> Finding:
-    """Return the finding as a note: what is BAD for another environment is not BAD for the requested one."""
+    """Return the finding as a note: a problem of another environment is not BAD for the requested one."""
     return replace(finding, level=WARNING) if finding.level == BAD else finding
 
 
 def findings(access: Access) -> list[Finding]:
-    """Check the cluster. Never raises: what cannot be checked is a finding, only a note unless the user named a cluster."""
+    """Check the cluster. Never raises: a failed check is a finding, which is only a note unless the user named a cluster."""
     limit_s = GIVEN_LIMIT_S if access.given else LIMIT_S
     try:
         found = asyncio.run(asyncio.wait_for(_ask(access), limit_s))
@@ -81,7 +81,7 @@ async def _permitted(call: Awaitable[T], otherwise: T) -> T:
 
 
 async def _is_missing(api: Api) -> bool:
-    """Return whether the namespace does not exist. An account that may not read namespaces cannot know it."""
+    """Return whether the namespace does not exist. False if the account may not read namespaces."""
     return await _permitted(api.get("Namespace", None, api.namespace), {}) is None
 
 
@@ -127,8 +127,8 @@ async def _operator(api: Api) -> Finding:
 
 
 async def _acting(api: Api, serving: list[dict[str, Any]]) -> Finding:
-    """Check that one of the operators that serve the namespace has rights there: a cluster-wide one with `rbac.testbedNamespaces` may
-    only watch."""
+    """Check that one of the operators that serve the namespace has rights there. A cluster-wide operator with `rbac.testbedNamespaces` may
+    only be allowed to watch."""
     found = ", ".join(_full(d) for d in serving)
     acts = await _permitted(asyncio.gather(*(_may_act(api, d) for d in serving)), None)
     if acts is None:

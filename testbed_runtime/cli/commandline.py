@@ -34,11 +34,11 @@ class _Commands(TyperGroup):
         except typer.BadParameter as error:
             error.message = exits.bad_value(error)
             raise
-        except KeyboardInterrupt:  # of a command without a cleanup, such as simulate
+        except KeyboardInterrupt:  # Ctrl-C during a command without a cleanup, such as simulate
             raise exits.Interrupted from None
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        """Find the command. Typer suggests one that is misspelt, and this one that is abbreviated."""
+        """Find the command. Typer suggests a command for a misspelt name, and this method suggests one for an abbreviation."""
         word = args[0] if args else ""
         meant = [repr(n) for n, c in self.commands.items() if word and n.startswith(word) and not c.hidden]
         if meant and word not in self.commands and not ctx.resilient_parsing:  # the shell completes a line
@@ -46,9 +46,9 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        """Return the command. Its arguments are called as in the documentation: `SCENARIOS...`, whatever the version of typer.
+        """Return the command. Its arguments are named as in the documentation (`SCENARIOS...`) with every version of typer.
 
-        The paragraphs of its help are as wide as the terminal: typer keeps the line breaks of a docstring."""
+        The line breaks of its docstring are removed, so that the help is as wide as the terminal. Typer would keep them."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.help:
             command.help = WRAPPED.sub(" ", inspect.cleandoc(command.help))
@@ -114,8 +114,8 @@ def run_command_line(build: Callable[[], typer.Typer], name: str) -> None:
 
 @contextmanager
 def _noting_interrupts() -> Iterator[list[int]]:
-    """Yield a list that gets each Ctrl-C and SIGTERM: libraries turn its KeyboardInterrupt into errors of their own, as pydantic
-    does while it is imported."""
+    """Yield a list to which each Ctrl-C and SIGTERM is added. Libraries may turn the KeyboardInterrupt into errors of their own, as
+    pydantic does while it is imported."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

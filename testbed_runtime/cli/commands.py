@@ -51,7 +51,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    del version  # its callback has already ended the program
+    del version  # the callback of the option has already ended the program
 
 
 def _supervise(context: typer.Context) -> None:

@@ -37,7 +37,7 @@ Matters = Annotated[
 ]
 DEFAULT_MATTERS = "5 %"
 MAX_CHANGES = 20
-"""Differing settings that are listed for two runs."""
+"""Maximum differing settings that are listed for two runs."""
 
 
 def compare(
@@ -110,7 +110,7 @@ def _different(runs: Sequence[Path]) -> Sequence[Path]:
 
 
 def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Group]:
-    """Return the trials of these variants (none: of all). `partly`: one of them is enough. Raises UserError."""
+    """Return the trials of these variants (none: of all). `partly`: a run need only have one of them. Raises UserError."""
     from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.conclude import groups_of, read_rows
 
@@ -132,7 +132,7 @@ def _several(groups: list[Group], folder: Path) -> list[Group]:
 
 
 def _across(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[Group]]:
-    """Return the groups of each variant, one for each run. Runs with one variant each are compared whatever it is called."""
+    """Return the groups of each variant, one for each run. Runs with one variant each are compared even if the names of the variants differ."""
     labels = _labels(list(loaded))
     if all(len(groups) == 1 for groups in loaded.values()):
         return {"": [replace(groups[0], name=labels[folder]) for folder, groups in loaded.items()]}
@@ -253,7 +253,7 @@ def _scenario_name(manifest: Mapping[str, Any]) -> str:
 
 
 def _settings(manifest: Mapping[str, Any], shown: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Yield the settings of some variants, one for each path in their document. `shown`: variant → how it is called."""
+    """Yield the settings of some variants, one for each path in their document. `shown`: variant → its name in the output."""
     yield "environment", str(manifest.get("place", ""))
     for name, called in shown.items():
         own = [e for e in manifest["trials"] if e.get("role") != "control" and e["variant"] == name]
@@ -267,7 +267,7 @@ def _settings(manifest: Mapping[str, Any], shown: Mapping[str, str]) -> Iterable
 
 
 def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
-    """Yield each leaf of a document with its path. Items of a list are called by their name, or by the vertices that they connect."""
+    """Yield each leaf of a document with its path. An item of a list is identified by its name, or by the vertices that it connects."""
     joint = "" if not path or path.endswith(" ") else "."
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -309,7 +309,7 @@ def text_table(table: Mapping[str, Any]) -> list[str]:
     few = [c for c in contrasts if c["reason"] == NOT_ENOUGH_TRIALS]
     shown = [c for c in contrasts if c not in few] if len(few) > 1 else contrasts
     lines += [f"{c['title']}: {c['group']} against {c['reference']}: {c['text']}" for c in shown]
-    if len(few) > 1 and shown:  # without others, the answer says so
+    if len(few) > 1 and shown:  # without other metrics, the answer says so
         titles = dict.fromkeys(c["title"] for c in few)
         lines.append(f"{', '.join(titles)}: unknown; an interval needs more trials")
     return [*lines, *(f"answer: {text}" for text in table["summary"])]

@@ -20,9 +20,9 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.process.clock import BOOT_ID
 
 MIN_CORES = 2
-"""With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
+"""Minimum cores. With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
 MIN_FREE_BYTES = 1 << 30
-"""1 GiB for the folders of runs: a trial records some ten MiB."""
+"""Minimum free disk space for the folders of runs: 1 GiB. A trial records some ten MiB."""
 NAME_WIDTH = 15
 """Characters: the longest name and two spaces."""
 LATE_S = 0.005
@@ -145,7 +145,7 @@ def _signals() -> Finding:
 
 
 def _packets() -> Finding:
-    """Ask what `run` asks before it refuses a packet fault."""
+    """Check what `run` checks before it refuses a packet fault."""
     from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
     from testbed_runtime.local import packets
 

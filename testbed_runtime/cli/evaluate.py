@@ -28,7 +28,7 @@ def evaluate(
     for folder in runs:
         read_manifest(folder)  # before Spark starts
         folders.check_writable(folder)
-    require_spark(os.environ)  # else a failed evaluation would replace the results of an earlier one
+    require_spark(os.environ)  # otherwise a failed evaluation would replace the results of an earlier one
     verdicts = []
     with Session() as session:
         for folder in runs:

@@ -137,7 +137,7 @@ def _say_listening(address: Address) -> None:
 
 
 def _run(main: Coroutine[Any, Any, list[SubpartitionReport]]) -> None:
-    """Run it; one JSON object on stdout, or a sentence on stderr and the exit code of an error."""
+    """Run the coroutine. Print its result as one JSON object on stdout, or print an error on stderr and exit with its code."""
     try:
         reports = run_interruptible(main)
     except exits.Interrupted:

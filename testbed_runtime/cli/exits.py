@@ -23,9 +23,9 @@ NUMBERS = {
     "int_parsing_size": "a whole number of at most 4300 digits",
     "float_parsing": "a number",
 }
-"""The words for a value that pydantic (which typer uses) could not read, by the type of its error."""
+"""The expected kinds of values, by the type of the error of pydantic, which typer uses, for a value that it could not read."""
 LIMITS = {"ge": "or more", "le": "or less"}
-"""How it names a limit that a value does not meet."""
+"""How the message for a value outside of its limits begins, by the name of the limit in pydantic's error."""
 
 
 class Interrupted(Exception):
@@ -53,7 +53,7 @@ def bad_value(error: typer.BadParameter) -> str:
     """Return the message for a value that an option or argument cannot have, with the value and what to write instead."""
     details = getattr(error.__cause__, "errors", None)
     if details is None:
-        return error.message or str(getattr(error.param, "help", None) or "")  # a missing one has no message
+        return error.message or str(getattr(error.param, "help", None) or "")  # a missing value has none
     found = details()[0]
     given, limits = found["input"], found.get("ctx") or {}
     if found["type"] in NUMBERS:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from testbed_runtime.faults.registry import Capabilities
 
 KIND_WIDTH, BACKEND_WIDTH, METRIC_WIDTH, UNIT_WIDTH = 24, 12, 36, 11
-"""Characters of the columns: the longest entry and two spaces."""
+"""Widths of the columns in characters: the longest entry and two spaces."""
 
 
 def faults(
@@ -46,7 +46,7 @@ def kind_lines(offered: Capabilities) -> Iterator[str]:
     yield f"{'kind':<{KIND_WIDTH}}{'backend':<{BACKEND_WIDTH}}what happens (and its fields)"
     for kind in KINDS.values():
         backend = "–"
-        for capabilities in (LOCAL, offered):  # as `run` does: packets only if nothing else carries it
+        for capabilities in (LOCAL, offered):  # as `run` does: packets only if no other backend can
             with suppress(UserError):
                 backend = choose_backend(kind, capabilities)[0]
                 break

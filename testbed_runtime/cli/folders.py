@@ -1,4 +1,5 @@
-"""Folders and files that a command writes. What cannot be written is refused before the work, with the option or folder to change."""
+"""Folders and files that a command writes. If one cannot be written, the command fails before its work, with the option or folder to
+change."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 LIMIT_S = 60.0
-"""The same limit as in the operator. Faults that are still active then end at their deadlines."""
+"""Time limit for healing, as in the operator. Faults that are still active after it end at their deadlines."""
 OPERATOR_GONE_S = 30.0
-"""Limit for an operator to scale down: its grace period is 10 s."""
+"""Time limit for an operator to scale down. Its grace period is 10 s."""
 
 
 def heal(  # noqa: PLR0917 - typer passes by name

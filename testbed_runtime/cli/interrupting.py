@@ -22,8 +22,8 @@ def run_interruptible(
     given_up: str = GIVEN_UP,
     runner: asyncio.Runner | None = None,
 ) -> T:
-    """Run on the loop of `runner`, or on one of its own. Raises Interrupted with the text `became` after a first signal, once the
-    coroutine has cleaned up. A second signal cancels the cleanup too (`given_up`): the supervisors then end everything themselves,
+    """Run the coroutine on the loop of `runner`, or on a new loop. After a first signal, raise Interrupted with the text `became` once the
+    coroutine has cleaned up. A second signal cancels the cleanup too (`given_up`). The supervisors then end everything themselves,
     because this end of their pipe closes. A third signal kills this process."""
     signals = 0
 
@@ -59,18 +59,18 @@ def run_interruptible(
         if signals:
             raise Interrupted(became if signals == 1 else given_up) from None
         raise
-    except KeyboardInterrupt:  # before there was a handler, or after
-        main.close()  # it may not have begun
+    except KeyboardInterrupt:  # the signal came before there was a handler, or after it was removed
+        main.close()  # the coroutine may not have begun
         raise Interrupted(became) from None
 
 
 @contextmanager
 def keeping_interrupts() -> Iterator[None]:
-    """Let no process that starts in this block get Ctrl-C, which a terminal sends to all: not even while it imports. This process
-    gets it, and SIGTERM, after the block, and ends them."""
+    """Keep Ctrl-C from the processes that start in this block, even while they import. A terminal sends it to all processes. This process
+    gets Ctrl-C and SIGTERM after the block, and ends the others."""
     received: list[int] = []
     on_term = signal.getsignal(signal.SIGTERM)
-    if callable(on_term):  # it raises; the process that starts needs SIGTERM, so it must not be blocked there
+    if callable(on_term):  # it raises; blocking SIGTERM instead would block it in the new process
         signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -90,7 +90,7 @@ def _remove_handlers(loop: asyncio.AbstractEventLoop, numbers: Iterable[signal.S
 
 
 def _restore_default_handling(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the next signal kill this process: the user has waited twice for something that does not end."""
+    """Let the next signal kill this process, because two signals have not ended it."""
     numbers = _handled_signals()
     _remove_handlers(loop, numbers)
     for number in numbers:
@@ -98,7 +98,7 @@ def _restore_default_handling(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _handled_signals() -> list[signal.Signals]:
-    """Return the signals that get a handler of the loop. The one of asyncio.Runner would raise KeyboardInterrupt at the second Ctrl-C
-    in whatever line runs then. SIGINT stays ignored when a shell started this process in the background."""
+    """Return the signals that get a handler of the loop. With the handler of asyncio.Runner, the second Ctrl-C would raise KeyboardInterrupt
+    in an arbitrary line. SIGINT stays ignored when a shell started this process in the background."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return [signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM]

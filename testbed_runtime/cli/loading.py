@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=models.Part)
 SCENARIO_FILE = "scenario.yaml"
 OTHER_KINDS = ("Testbed", "Fault", "ScenarioRun")
-"""Kinds that only a cluster runs."""
+"""Kinds of documents that only a cluster runs."""
 SHOWN_FILES = 12
-"""Files of a folder that an error names."""
+"""Maximum files of a folder that an error names."""
 
 
 WITHOUT_EFFECT = "Flink options without effect here"
@@ -55,7 +55,7 @@ def find(path: Path) -> Path:
 
 
 def _hint_for_folder(folder: Path) -> str:
-    """Say what to do with a folder that is not a scenario."""
+    """Return a hint about a folder that contains no scenario file."""
     if any(folder.glob(f"*/{SCENARIO_FILE}")):
         return f"`headgate ci {folder}` runs all scenarios of a folder"
     files = sorted(p.name for p in folder.glob("*.yaml"))
@@ -90,7 +90,7 @@ def load(path: Path) -> Loaded:
 
 
 class FlinkConfGiven(UserError):
-    """The file has configurations of Flink, and no document of Headgate."""
+    """The file contains configurations of Flink instead of a document of Headgate."""
 
     def __init__(self, path: Path, found: tuple[FlinkConf, ...]) -> None:
         problem = f"is a {found[0].kind}, not a document of Headgate"
@@ -189,7 +189,7 @@ def load_all(paths: Sequence[Path]) -> list[Loaded]:
 
 
 def valid(document: Document, findings: Findings[P]) -> P:
-    """Return what a document holds. Raises InvalidScenario with line numbers if it is invalid."""
+    """Return the validated content of a document. Raises InvalidScenario with line numbers if it is invalid."""
     lines = {e.path: line for e in findings.errors if (line := document.line(e.path))}
     return findings.valid(name=document.name, lines=lines)
 

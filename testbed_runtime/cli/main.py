@@ -1,4 +1,4 @@
-"""The console scripts. They import the rest in their functions, which answer Ctrl-C and SIGTERM during the imports, too."""
+"""The console scripts. Their functions import the rest, so that they handle Ctrl-C and SIGTERM during the imports, too."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def kubectl() -> None:
 
 
 def _treat_sigterm_as_interrupt() -> None:
-    """Raise KeyboardInterrupt at SIGTERM, unless this process ignores it, or was started with a blocked Ctrl-C: its parent
-    (`interrupting.keeping_interrupts`) answers both for it."""
+    """Raise KeyboardInterrupt at SIGTERM, unless this process ignores SIGTERM or was started with a blocked Ctrl-C. In the latter case, its
+    parent (`interrupting.keeping_interrupts`) handles both signals."""
     parent_answers = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not parent_answers:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _interrupted() -> None:
-    """End as `exits.report_interrupted` says, without an import: there may have been no time for one."""
+    """Exit like `exits.report_interrupted`, but without an import, because the imports may not have finished."""
     sys.stderr.write("headgate: interrupted\n")
     sys.exit(130)
 

@@ -177,7 +177,7 @@ def _state_backend(options: Options, memory: ProcessMemory, slots: int) -> dict[
 
 
 def _mismatch(options: Options, memory: ProcessMemory) -> Iterator[str]:
-    """Yield what does not add up in the sizes of a platform."""
+    """Yield the contradictions between the sizes of a platform."""
     from testbed_runtime.core.processmemory import OVERHEAD, refused_by_flink
 
     if memory.unassigned:

@@ -29,7 +29,7 @@ MAX_NEW = (MAX_TASKMANAGERS - 1) // 2
 
 
 MAX_ECHO = 200
-"""Characters of a pasted text that an error repeats."""
+"""Maximum characters of a pasted text that an error repeats."""
 
 
 def new(  # noqa: PLR0917 - typer passes by name
@@ -133,7 +133,8 @@ def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> 
 
 
 def find(name: str) -> questions.Question:
-    """Return the question of that name, or about that error or option. Raises UserError with what helps instead, or the nearest one."""
+    """Return the question with that name, or the question about that error or option. Raises UserError with other help, or with the nearest
+    name."""
     found = questions.questions().get(name) or questions.about(name)
     key = questions.key_in(name)
     known = judge(key, LATEST)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MEMORY = "taskmanager.memory."
-"""The options from which a TaskManager's memory is computed, and whose contradictions that computation reports."""
+"""The options from which a TaskManager's memory is computed. That computation reports contradictions between them."""
 
 
 class Policy(enum.StrEnum):
@@ -44,7 +44,7 @@ def variant_names(context: typer.Context, incomplete: str) -> list[str]:
     """Complete the names of the variants in the documents that the command line names already. Never raises."""
     import yaml
 
-    # an option without its value yet leaves the other words unassigned
+    # while the value of an option is missing, the other words are not assigned to arguments
     named = [*context.args, *(context.params.get("scenarios") or ()), context.params.get("scenario") or ""]
     found: list[str] = []
     for path in map(Path, filter(None, named)):
@@ -120,7 +120,7 @@ def flink_conf(
     blocking = [e for e in found.errors if needed and conf.sets(e.path, needed)]
     for error in blocking or (() if needed else found.contradictions):
         raise UserError(f"{path}{conf.place(error.path, ':', '')}: {error.path}", error.problem, error.hint)
-    # the command reports its own itself
+    # the command itself reports the errors of these options
     others = [e for e in found.contradictions if not needed or f"[{MEMORY}" not in e.path]
     for message in (*map(str, (*found.errors, *others)), *found.warnings):
         typer.echo(f"warning: {path}{conf.place(message, ':', '')}: {message}", err=True)

@@ -39,7 +39,7 @@ def read(folder: Path) -> dict[str, Rows]:
 
 
 def select(found: Mapping[str, Rows], keys: Sequence[Key], variants: Sequence[str]) -> dict[str, Any]:
-    """Return what the command prints: the rows of these metrics and variants (none: of all), and all prices. Pure."""
+    """Return what the command prints: the rows of these metrics and variants (none: of all), and the cost of every option. Pure."""
     from testbed_runtime.evaluation.catalogue import METRICS, PRICES
 
     chosen = [

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from testbed_runtime.core.trial.plan import TestbedPlan
 
 USED = "taskmanager."
-"""The options that the plan needs begin with it."""
+"""The prefix of the options that the plan needs."""
 
 
 def plan(  # noqa: PLR0917 - typer passes by name

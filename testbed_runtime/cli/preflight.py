@@ -1,5 +1,5 @@
-"""Check what a plan names before anything starts: checkpoints, and Python functions, which are imported in a process of their own
-as a TaskManager would."""
+"""Check the checkpoints and Python functions of a plan before anything starts. The functions are imported in a separate process, as in a
+TaskManager."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LIMIT_S = 30.0
 
 
 def function_problems(plan: RunPlan, *, pods: bool = False) -> list[UserError]:
-    """Return what is wrong with the Python functions of a plan, one error per function. Empty if there are none. `pods`: the job
-    runs in them, so a function may be in a ConfigMap, which this machine cannot load."""
+    """Return the problems of the Python functions of a plan, one error per function. `pods`: the job runs in pods, so a function may be in
+    a ConfigMap, which this machine cannot load."""
     named = {
         reference: where
         for trial in plan.trials

@@ -44,15 +44,15 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """(expectation in YAML, comment). In the file, those that all questions have are left out."""
     observation_s: int
     heartbeats: bool = False
-    """Whether heartbeats notice the fault: it then meets them at a random moment, and the observation waits for their timeout."""
+    """Whether heartbeats detect the fault. It then begins at a random moment of their interval, and the observation waits for their timeout."""
     errors: tuple[str, ...] = ()
-    """Parts of the lines that Flink logs when it happens. `*` is any text."""
+    """Parts of the lines that Flink logs when the problem occurs. `*` is any text."""
     keys: tuple[str, ...] = ()
-    """Options that it is about, and beginnings of their keys."""
+    """The options, or beginnings of their keys, that the question is about."""
     baseline: str = "3 s"
     drain_s: int = 10
     spare: int = 1
-    """TaskManagers without a task, for the tasks of a lost one."""
+    """Number of spare TaskManagers, for the tasks of a lost one."""
     replace_lost: str = "Never"
     overload: bool = False
     """Whether the sinks are slower than the sources."""
@@ -103,7 +103,7 @@ def questions() -> dict[str, Question]:
 
 
 def elsewhere() -> tuple[Elsewhere, ...]:
-    """Return what no question is about."""
+    """Return the errors and options that no question is about."""
     return _file().elsewhere
 
 
@@ -119,7 +119,7 @@ def about(text: str) -> Question | Elsewhere | None:
     named = [(len(k), t) for t in topics for k in t.keys if key == k or key.startswith((f"{k}.", f"{k}-"))]
     if named:
         return max(named, key=itemgetter(0))[1]
-    text = re.sub(r"`[^`]*`", "", text)  # names in an explanation
+    text = re.sub(r"`[^`]*`", "", text)  # these are names in an explanation
     text = _SUPPRESSED.sub("", text)
     found = [(m.start(), m.end(), t) for t in topics for e in t.errors for m in _pattern(e).finditer(text)]
     return max(found, key=itemgetter(0, 1))[2] if found else None

@@ -29,9 +29,9 @@ SHOWN_PHASES = {
     "dispose": "stopping the testbed",
 }
 WITHOUT_FAULT = "no fault: the control run only waits"
-"""The phase `fault` of a control trial."""
+"""The name of the phase `fault` in a control trial."""
 MARGIN = 4
-"""Columns that stay free: a terminal echoes `^C` after the last row, and a row that wraps could not be erased."""
+"""Columns that stay free. A terminal echoes `^C` after the last row, and a row that wraps could not be erased."""
 WITHOUT_NUMBERS = ("create", "seal", "dispose")
 """Phases without a running job; its last numbers would be outdated."""
 

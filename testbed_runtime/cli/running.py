@@ -37,7 +37,7 @@ NO_LOGIN = Access()
 OUTPUT_WIDTH = 120
 """Width of output that does not go to a terminal, such as the log of a CI job."""
 RETRIES = 1
-"""More runs of an Inconclusive scenario under `--inconclusive retry`."""
+"""Number of repetitions of an Inconclusive scenario under `--inconclusive retry`."""
 GIVEN_UP = "the cluster did not confirm the request to stop: the run may go on there; `headgate heal --all --on kubernetes` ends it"
 STOPPED = "the run in the cluster was asked to heal and to stop; it stays there, with what was recorded"
 
@@ -94,7 +94,7 @@ def _on_this_machine(
 
 
 def still_possible(folder: Path) -> str:
-    """Say how to judge what an interrupted run recorded; empty if there is nothing to judge."""
+    """Return a hint about how to judge the record of an interrupted run; empty if there is nothing to judge."""
     try:
         manifest = read_manifest(folder)
     except HeadgateError:
@@ -107,7 +107,7 @@ def still_possible(folder: Path) -> str:
 def _in_cluster(
     loaded: Loaded, out: Path, *, variants: Sequence[str], control: bool, quiet: bool, access: Access
 ) -> RunResult:
-    """Run it as a ScenarioRun, which stays in the cluster with its report."""
+    """Run the scenario as a ScenarioRun, which stays in the cluster with its report."""
 
     async def follow(progress: Progress) -> RunResult:
         async with connected(access) as api:
@@ -174,12 +174,12 @@ def _request(
 
 
 def in_junit(policy: Policy, otherwise: str) -> str:
-    """Return what an Inconclusive expectation is in junit.xml: fail, pass, or `otherwise` if the policy does not decide."""
+    """Return how junit.xml reports an Inconclusive expectation: `fail`, `pass`, or `otherwise` if the policy does not decide."""
     return {Policy.FAIL: "fail", Policy.PASS: "pass"}.get(policy, otherwise)
 
 
 def exit_code(verdicts: Sequence[str], policy: Policy) -> int:
-    """Return the exit code of the worst verdict under the policy for Inconclusive."""
+    """Return the exit code for the worst of the verdicts, under the policy for Inconclusive."""
     return verdict_exit_code(worst(verdicts), inconclusive=policy.value)
 
 
@@ -191,8 +191,8 @@ def conclude(name: str, result: RunResult) -> None:
 
 
 def print_verdict(name: str, result: RunResult) -> None:
-    """Print the verdict, the variants side by side, what did not hold, what quantiles over trials show, and the path of the report
-    on stdout."""
+    """Print on stdout: the verdict, the variants side by side, the failed expectations, what quantiles over trials show, and the path of
+    the report."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
     for line in verdict.get("answer") or ():
@@ -205,7 +205,7 @@ def print_verdict(name: str, result: RunResult) -> None:
         head = f"{judged}: {where}" if where else judged
         if len(asked) == 1:
             typer.echo(f"  {head}: {asked[0]}: {why}")
-        else:  # several with one cause: print it once
+        else:  # several expectations with one cause: print it once
             typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
     for item in verdict["expectations"]:
         if item.get("note") and item["quantile"] is not None and not item["trial"]:

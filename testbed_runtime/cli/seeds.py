@@ -33,11 +33,11 @@ from testbed_runtime.runner.conclude import read_rows
 
 MODULE = "testbed_runtime.cli.main"
 WORKERS = 2
-"""Seeds that are simulated at the same time: each takes one core and its own memory."""
+"""Number of seeds that are simulated at the same time. Each takes one core and its own memory."""
 ALIKE = (
     "every seed recovers alike: `jitter` lets a fault meet the timers at other moments, such as `jitter: 2 s`"
 )
-"""Shown with a distribution that is one value."""
+"""Text shown for a distribution that consists of one value."""
 DISTRIBUTION_FILE = "distribution.json"
 
 
@@ -96,7 +96,7 @@ def simulate_seeds(
 
 
 def are_alike(found: Sequence[Distribution]) -> bool:
-    """Return whether the recoveries of all seeds take equally long, as far as is shown."""
+    """Return whether the recoveries of all seeds take equally long, to the displayed precision."""
     times = [item for item in found if item.metric == "recovery.total"]
     return bool(times) and all(
         item.count > 1
@@ -150,7 +150,7 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> I
         while waiting or running_now:
             while waiting and len(running_now) < WORKERS:
                 seed = waiting.popleft()
-                with keeping_interrupts():  # Ctrl-C comes when the process is known, and ends it
+                with keeping_interrupts():  # Ctrl-C is handled once the process is known, and ends it
                     running_now[seed] = _start(loaded.path, seed, folder / f"seed-{seed}", words)
             seed = next(iter(running_now))
             running_now[seed].wait()

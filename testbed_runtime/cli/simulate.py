@@ -11,7 +11,7 @@ from testbed_runtime.cli import options
 from testbed_runtime.simulation.loop import rare_collections
 
 MAX_SEEDS = 1000
-"""Runs of one command. The range from p5 to p95 of 1,000 runs is known to about one percentile."""
+"""Maximum runs of one command. The range from p5 to p95 of 1,000 runs is accurate to about one percentile."""
 
 
 @rare_collections(last=True)  # around the whole command, so that its imports are covered too

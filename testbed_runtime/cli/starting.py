@@ -35,7 +35,7 @@ class Given(Struct, frozen=True, kw_only=True):
     cluster: str
     """The size of the cluster, in words; empty if unknown."""
     interval_s: int
-    """heartbeat.interval: a fault may happen at any moment of it."""
+    """heartbeat.interval. A fault may begin at any moment of it."""
     timeout_s: int
     """heartbeat.timeout, which a scenario may have to wait for."""
 
@@ -115,7 +115,7 @@ def _options(question: Question, shape: Shape) -> Iterator[str]:
 
 
 def _written(line: Line, flink_version: str) -> str:
-    """Return the option with its value in YAML, as this version of Flink knows and reads them."""
+    """Return the option with its value in YAML, with the key and the format of this version of Flink."""
     option = BY_KEY[line.key]
     value = (
         _scalar(option.written(line.value, flink_version)) if option.in_millis(flink_version) else line.value

@@ -37,7 +37,7 @@ from testbed_runtime.tuning import grid, score
 from testbed_runtime.tuning.score import Line, Outcome
 
 CHILD_ENDS_S = 2.0
-"""Time for a simulation to end after SIGTERM, so that it writes nothing after its files were deleted."""
+"""How long a simulation may take to end after SIGTERM. Waiting for it ensures that it writes nothing after its files were deleted."""
 
 
 class Task(Struct, frozen=True):
@@ -146,8 +146,8 @@ def _prepared(
 
 
 def doubts(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> list[str]:
-    """Return the warnings that the scenarios do not have as they are, such as a value without an effect, or a quantile over too few
-    trials."""
+    """Return the warnings that the study adds to those of the unchanged scenarios, such as a value without an effect, or a quantile over too
+    few trials."""
     found: dict[str, None] = {}
     for run in grid.planned_runs(study.metadata.name, study.spec):
         try:
@@ -163,7 +163,7 @@ def run_real(
     study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, detectors: Mapping[int, Quality]
 ) -> list[Outcome]:
     """Run every row with real processes, one run after the other, with one Spark for all."""
-    del detectors  # nothing is left out
+    del detectors  # no row is left out
     return _real(study, scenarios, how, None)
 
 
@@ -230,7 +230,7 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
         yield from map(simulate_one, tasks)
         return
     context = multiprocessing.get_context("spawn")
-    tie = ends_with_parent(signal.SIGKILL)  # else they would wait for work from a killed parent forever
+    tie = ends_with_parent(signal.SIGKILL)  # otherwise they would wait forever for work from a killed parent
     pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=tie)
     try:
         yield from _completed(pool, tasks)
@@ -248,7 +248,7 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
 
 
 def _completed(pool: ProcessPoolExecutor, tasks: Iterable[Task]) -> Iterator[Done]:
-    with keeping_interrupts():  # it starts all processes of the pool
+    with keeping_interrupts():  # the first submitted task starts all processes of the pool
         numbers = {pool.submit(simulate_one, task): task.number for task in tasks}
     for future in as_completed(numbers):
         try:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-"""A collector is configured if one of them is set. Its other variables (headers, certificate, timeout) are read by the exporter."""
+"""A collector is configured if one of these variables is set. The exporter reads the other ones (headers, certificate, timeout)."""
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 BATCH = 512
 """Spans in one request, as in OpenTelemetry's batch processor."""
 SERVICE = "headgate"
 LIMIT_S = 30.0
-"""No further request is begun after this time: a run does not end before its trace is sent."""
+"""No further request is sent after this time, because a run does not end before its trace is sent."""
 
 
 def export(folder: Path, environment: Mapping[str, str] = os.environ) -> str:

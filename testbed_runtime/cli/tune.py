@@ -93,7 +93,7 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
 
 
 def _hint_for_folder(folder: Path) -> str:
-    """Say what to do with a folder that is not a study."""
+    """Return a hint about a folder that contains no study file."""
     from testbed_runtime.cli.loading import SCENARIO_FILE
 
     if (folder / SCENARIO_FILE).is_file():
@@ -186,7 +186,7 @@ def _run_locally(
     written = out / f"{study.metadata.name}.study.md"
     data = json.dumps(table.to_json(study.spec, lines), indent=1, ensure_ascii=False)
     drawn = picture(study.spec, lines)
-    typer.echo(text)  # before the files: a full disk does not lose it
+    typer.echo(text)  # print before writing the files, so that a full disk does not lose the result
     for suffix, content in ((".md", f"{text}\n"), (".json", f"{data}\n"), (".svg", drawn)):
         with naming(path := written.with_suffix(suffix)):
             if content:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".yaml", ".yml")
 MAX_FILES = 1_000
-"""Files of one command. Limits the damage of a wrong folder."""
+"""Maximum files of one command, which limits the damage of a wrong folder."""
 Documents = Annotated[
     list[Path], typer.Argument(help="YAML files, or folders with such files.", show_default=False)
 ]
@@ -50,7 +50,7 @@ class Checked:
     warnings: list[str] = field(default_factory=list)
     trials: int = 0
     size: str = ""
-    """How much was checked, in words."""
+    """A description of what was checked."""
 
     def add(self, error: UserError, line: int | None = None) -> None:
         self.errors.append({"path": error.path, "line": line, "problem": error.problem, "hint": error.hint})
@@ -89,8 +89,7 @@ def validate(
 
 
 def find(paths: list[Path]) -> list[Path]:
-    """Return the files: those that are named, and below folders the documents of Headgate and the configurations of Flink. Raises
-    UserError."""
+    """Return the named files, and in named folders the documents of Headgate and the configurations of Flink. Raises UserError."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -141,7 +140,7 @@ def _is_document(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             text = file.read(limits.MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
-    except OSError:  # reported when it is checked, with the problems of the other files
+    except OSError:  # the problem is reported when the file is checked, with the problems of the other files
         return True
     if path.name == SCENARIO_FILE or GROUP in text[:4096]:
         return True
@@ -219,7 +218,7 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
     with checked.noting(refused=on is not None):
         check_size(plan)
     if on is options.Environment.KUBERNETES:
-        return  # its operator knows which backends the pods have
+        return  # only the operator knows which backends the pods have
     from testbed_runtime.faults.registry import check_fault
 
     for fault in {f.name: f for f in plan.faults}.values():
