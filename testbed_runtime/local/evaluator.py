@@ -52,5 +52,5 @@ class SparkEvaluator:
 
 
 def _ignore(line: str) -> None:
-    """Drop what Spark logs between two evaluations."""
+    """Ignore the lines that Spark logs between two evaluations."""
     del line

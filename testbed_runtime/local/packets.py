@@ -27,7 +27,8 @@ from testbed_runtime.process.config import AgentConfig
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, CONFIG, ChildSpec
 
 OUTAGE_S = 1.0
-"""An agent on this machine answers within milliseconds; one that was killed is restarted within a second."""
+"""How long calls to an agent are repeated. An agent on this machine answers within milliseconds, and restarts within a second when
+it was killed."""
 AGENT_RESTART_S = 0.5
 
 

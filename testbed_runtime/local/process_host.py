@@ -29,13 +29,13 @@ from testbed_runtime.supervisor.config import SupervisorConfig
 from testbed_runtime.supervisor.supervisor import ChildSpec
 
 SUPERVISOR_LIMIT_S = 20.0
-"""Limit for the supervisor to become ready: usually a fraction of a second, some seconds on a busy machine."""
+"""Time limit for the supervisor to become ready. It usually takes a fraction of a second, or some seconds on a busy machine."""
 DISPOSE_GRACE_S = 8.0
-"""Limit from closing the pipe to the end of the supervisor. After that it is killed, and its children with it."""
+"""Time limit from closing the pipe to the end of the supervisor. After that it is killed, and its children with it."""
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
 PATH_LIMIT_S = 9.0
-"""Above the limits in faults.api together."""
+"""Time limit of a path measurement: more than the sum of the limits in faults.api."""
 NEEDED = (JOBMANAGER, RECORDER, PROXY)
 """Processes that every testbed needs. A lost TaskManager is handled by failover."""
 
@@ -67,7 +67,7 @@ class LocalProcessHost:
 
     async def open(self) -> None:
         """Start the supervisor. Raises HeadgateError with the tail of its stderr."""
-        registry.supervisors()  # removes what killed ones left behind
+        registry.supervisors()  # removes the leftovers of killed supervisors
         self.work_folder.mkdir(mode=0o700)
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(self.token)
@@ -140,7 +140,7 @@ class LocalProcessHost:
         try:
             states = await self.refresh()
         except Unreachable:
-            return  # busy, or about to be seen as ended
+            return  # the supervisor is busy, or its end will be noticed soon
         for state in states:
             if state.name in names and state.exit_code is not None and not state.asked:
                 raise HeadgateError(lost(state.name, state.exit_code, state.stderr_tail))

@@ -45,9 +45,9 @@ STOP_GRACE_S = 5.0
 """Limit for a process to flush its history."""
 SEAL_LIMIT_S = 30.0
 EVERY_S = 0.5
-"""Between two readings of the live counters; a person cannot follow more."""
+"""Interval between two readings of the live counters. A user cannot follow more."""
 ANSWER_LIMIT_S = 1.0
-"""A TaskManager that takes longer is paused or gone; this reading skips it."""
+"""Time limit for a TaskManager's answer. A TaskManager that takes longer is paused or gone, and this reading skips it."""
 
 
 class LiveReader:
@@ -247,7 +247,7 @@ class LocalTestbed:
         await self._record_journal()
 
     def _holder(self, fault_id: str) -> LocalPackets | FaultClient:
-        """Return what carries a fault."""
+        """Return the client of the holder of a fault: the packet agents or the supervisor."""
         packets = self.packets
         return packets if packets is not None and packets.holds(fault_id) else self.processes.faults
 
@@ -292,7 +292,7 @@ class LocalTestbed:
 
     async def close(self) -> None:
         """End every process and remove every port and temporary file. Idempotent, and safe after a failed `open`."""
-        # in reverse order; every step runs, even if one is cancelled
+        # run the steps in reverse order, and every step even if one is cancelled
         async with contextlib.AsyncExitStack() as steps:
             if self.packets is not None:
                 steps.push_async_callback(self.packets.close)

@@ -34,8 +34,8 @@ INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
 def trials_to_evaluate(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the trials with a history. Void trials are included, because safety is judged there too; trials that a dead
-    runner left have no history. Empty if every trial is void: the evaluation refuses a run without a trial that counts."""
+    """Return the trials with a history. Void trials are included, because safety is judged there too. Trials that a dead
+    runner left have no history. Empty if every trial is void, because the evaluation refuses a run without a trial that counts."""
     found = [t for t in manifest["trials"] if not t.get("error") and not t.get("abandoned")]
     return [t["trial"] for t in found] if any(not t.get("voided") for t in found) else []
 

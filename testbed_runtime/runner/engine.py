@@ -63,7 +63,7 @@ from testbed_runtime.runner.trial import TrialRun, time_limit
 from testbed_runtime.timeouts import timeout
 
 PATHS_LIMIT_S = 10.0
-"""Limit for measuring the network before a trial; it takes some 100 ms."""
+"""Time limit for measuring the network before a trial, which takes some 100 ms."""
 REPORT_FILES = (PAGE_FILE, SUMMARY_FILE, JUNIT_FILE, COMPARISON_FILE)
 
 
@@ -186,7 +186,7 @@ class Runner:
         await manifest.keep(self.folder)
 
     async def _run_unless_healed(self, trials: Coroutine[Any, Any, None], manifest: Manifest) -> None:
-        """Wait for all trials, or until somebody heals the run: then the current trial is closed, and void."""
+        """Run all trials, unless a user heals the run. In that case, close the current trial, which is void."""
         if manifest.data.get("healed"):
             trials.close()
             return
@@ -228,8 +228,8 @@ class Runner:
             await self._run_attempts(trial, manifest)
 
     async def _is_decided(self, manifest: Manifest) -> bool:
-        """Evaluate the trials so far, and return whether the comparisons of the run are decided. An evaluation that fails
-        decides nothing."""
+        """Evaluate the trials so far, and return whether the comparisons of the run are decided. False if the evaluation
+        fails."""
         self.progress.on_event(Evaluating("looking whether the comparisons are decided"))
         trials = trials_to_evaluate(manifest.data)
         try:
@@ -247,7 +247,7 @@ class Runner:
                 return
 
     async def _run_trial(self, plan: TrialPlan, manifest: Manifest) -> None:
-        """The trial is in the stored manifest before any of it starts, so that a later runner knows its id."""
+        """Run one trial. Store its entry in the manifest before anything starts, so that a later runner knows its id."""
         entry = manifest.trial(plan)
         try:
             await manifest.keep(self.folder)
@@ -255,7 +255,7 @@ class Runner:
         except (HeadgateError, OSError, ExceptionGroup) as error:
             entry["error"] = words_of(error)
         except asyncio.CancelledError:
-            # before anything was submitted there is no history that could be judged
+            # if nothing was submitted, there is no history to judge
             if self.control.healed.is_set():
                 entry.update(voided=True, void_reason=self.control.why, abandoned=not entry.get("phases"))
             raise
@@ -281,7 +281,7 @@ class Runner:
             await self._close(trial, context, entry)
 
     async def _close(self, trial: TrialRun, context: TrialContext, entry: dict[str, Any]) -> None:
-        """Try every step, even if an earlier one failed. If cancelled again (a second Ctrl-C), only dispose of the testbed."""
+        """Close a trial: try every step, even if an earlier one failed. If cancelled again (a second Ctrl-C), only dispose of the testbed."""
         try:
             await self._close_step(entry, "healing", trial.heal_all())
             self.progress.on_event(PhaseEntered(context.trial, "seal", None))
@@ -334,7 +334,7 @@ def placed(trial: TrialPlan, capabilities: Capabilities) -> TrialPlan:
 
 
 async def _wait_done(*tasks: asyncio.Task[Any]) -> None:
-    """Wait for tasks that clean up, even if this task is cancelled, because no other task waits for them. They have their own time limits."""
+    """Wait for cleanup tasks, even if this task is cancelled, because no other task waits for them. They have their own time limits."""
     cancelled = False
     while any(not task.done() for task in tasks):
         try:
@@ -389,7 +389,7 @@ def _record(entry: dict[str, Any], trial: TrialRun) -> None:
 
 
 def words_of(error: BaseException) -> str:
-    """Return the text of an error; of several that occurred together, the first one's."""
+    """Return the text of an error. For an exception group, return the text of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"

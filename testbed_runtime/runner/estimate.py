@@ -12,15 +12,15 @@ SIMULATION, KUBERNETES = "simulation", "kubernetes"
 PROCESS_CPU_S = 1.1
 """CPU seconds until a process of the testbed is ready; most of it is importing modules."""
 OTHER_PROCESSES = 3
-"""Supervisor, recorder, JobManager: what a testbed starts besides its TaskManagers (and the proxy)."""
+"""Number of processes that a testbed starts besides its TaskManagers and the proxy: supervisor, recorder, JobManager."""
 CLOSE_S = 3.0
-"""A drain with a final checkpoint, sealing the history, stopping the processes."""
+"""Seconds for a drain with a final checkpoint, sealing the history, and stopping the processes."""
 SPARK_CPU_S = 36.0
 """CPU seconds until Spark has started and planned its first query."""
 TRIAL_CPU_S = 8.0
 """CPU seconds to evaluate a trial."""
 POD_START_S = 12.0
-"""Scheduling, image and containers of the pods of a testbed."""
+"""Seconds for scheduling the pods of a testbed, pulling their image and starting their containers."""
 
 
 def run_seconds(trials: Sequence[TrialPlan], *, environment: str, machine: Mapping[str, Any]) -> float:

@@ -26,7 +26,7 @@ from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA, Entry, r
 from testbed_runtime.ports.hosts import FaultHandle
 
 MAX_ATTEMPTS = 3
-"""Maximum attempts of one trial. If its faults lapse or its pods are removed three times, that is not chance."""
+"""Maximum attempts of one trial. If its faults lapse or its pods are removed three times, that is no coincidence."""
 MAX_REPEATS = 10
 """Maximum attempts of one trial, including those that a dead runner left open: more than the restarts that an operator grants."""
 OPEN_TEXT = "the runner ended during this trial"
@@ -100,7 +100,7 @@ class Manifest:
         return entries
 
     async def keep(self, folder: RunFolder) -> None:
-        """Write it to disk and to where the run's record is stored."""
+        """Write the manifest to disk, and store it with the run's record."""
         self.save()
         await folder.keep(MANIFEST)
 
@@ -145,7 +145,7 @@ def void_open(entry: dict[str, Any]) -> None:
 
 
 def next_attempt(plan: TrialPlan, entries: Sequence[Entry]) -> TrialPlan | None:
-    """Return the next attempt of a trial (`plan` is its first one). None: it counts already, or was tried often enough."""
+    """Return the next attempt of a trial (`plan` is the first attempt). None if an attempt already counts, or there were enough attempts."""
     key = (plan.variant, plan.role, plan.number)
     own = [e for e in entries if (e["variant"], e["role"], e["number"]) == key]
     if not own:
@@ -244,7 +244,7 @@ def indented(data: Any) -> str:
     written in Python."""
     try:
         return msgspec.json.format(json.dumps(data, ensure_ascii=False), indent=1)
-    # a NaN, or half of a surrogate pair: msgspec knows neither
+    # data with a NaN or half of a surrogate pair, which msgspec does not support
     except (msgspec.DecodeError, UnicodeEncodeError):
         return json.dumps(data, indent=1, ensure_ascii=False)
 

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=_Openable)
 
 
 class OwnedTestbedHost(ABC, Generic[T]):
-    """Opens the testbeds that `make` returns, and closes them. `run_folder` gets what they write."""
+    """Opens the testbeds that `make` returns, and closes them. They write their files to `run_folder`."""
 
     __test__ = False
     create_limit_s = CREATE_LIMIT_S
@@ -35,7 +35,7 @@ class OwnedTestbedHost(ABC, Generic[T]):
         """Return a testbed that is not open yet."""
 
     async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> T:
-        """Start a testbed. One that does not start is closed, and of several errors the first one is raised."""
+        """Start a testbed. If it does not start, close it. If there are several errors, raise the first one."""
         made = self._open[context.trial] = self.make(testbed, context)
         try:
             await made.open()

@@ -45,7 +45,7 @@ class Sample(Struct, frozen=True):
     job_state: str
     running_tasks: int
     total_tasks: int
-    """0: neither the tasks nor anything below is known."""
+    """Number of tasks. 0 means that neither the tasks nor the fields below are known."""
     restarts: int
     checkpoints: int
     counters: Mapping[str, float] = field(default_factory=dict)
@@ -95,11 +95,11 @@ STAGES = {
     "trials": "computing the metrics of each trial",
     "results": "writing the results",
 }
-"""The stages of an evaluation (`evaluation.evaluate`, and `kube.spark.service` around it) as texts."""
+"""Texts for the stages of an evaluation (those of `evaluation.evaluate`, and those that `kube.spark.service` adds)."""
 
 
 def evaluating(line: Mapping[str, Any]) -> Evaluating:
-    """Return what an evaluation answers while it lasts, as an event: a stage, or the runs that it waits for."""
+    """Return the event for a line that an evaluation sends while it is running: a stage, or the number of runs that it waits for."""
     stage = str(line.get("stage", ""))
     waits = "waiting until Spark has evaluated other runs"
     return Evaluating(f"  {waits if 'waiting' in line else STAGES.get(stage, stage)}")

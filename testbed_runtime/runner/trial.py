@@ -34,15 +34,15 @@ from testbed_runtime.runner.progress import FaultChanged, Notice, PhaseEntered, 
 from testbed_runtime.timeouts import timeout
 
 POLL_S = 0.1
-"""Between two queries of the job's status: often enough for a live display, one small message each."""
+"""Interval between two queries of the job's status: often enough for a live display. Each query is one small message."""
 STATUS_LIMIT_S = 2.0
-"""Limit for one status query. A JobManager that does not answer (paused, killed) is queried again."""
+"""Time limit for one status query. A JobManager that does not answer (paused, killed) is queried again."""
 CHECK_EVERY_S = 1.0
-"""Between two checks that all processes that every trial needs are alive."""
+"""Interval between two checks that the processes that every trial needs are alive."""
 CALL_LIMIT_S = 15.0
-"""Limit for one call to the testbed: injecting, healing, submitting."""
+"""Time limit for one call to the testbed: injecting, healing, submitting."""
 SETTLE_S = 0.5
-"""After a job has ended on its own: time for its processes to record what happened."""
+"""Time after a job has ended by itself, in which its processes record what happened."""
 
 T = TypeVar("T")
 
@@ -80,8 +80,8 @@ class Outcome:
 
 
 class Rate:
-    """Records per second, for hosts that do not report them: computed from a cumulative counter that is updated with each
-    heartbeat and reset by a restart."""
+    """Computes records per second for hosts that do not report them, from a cumulative counter. Each heartbeat updates the counter,
+    and a restart resets it."""
 
     def __init__(self) -> None:
         self._count = 0.0
@@ -129,7 +129,7 @@ class TrialRun:
                 await self._drain()
             await self._perform(self._schedule.drained(loop.time()))
         except HeadgateError:
-            await self._check(loop.time())  # a pod that was removed explains what failed
+            await self._check(loop.time())  # a removed pod may explain the failure
             if not self._disrupted:
                 raise
             self.outcome.voided = self.outcome.voided or self._disrupted
@@ -294,7 +294,7 @@ class TrialRun:
                 self._report(f"the run ends: {error}")
                 await self._perform(self._schedule.cut_short(now))
         except HeadgateError as error:
-            # a fault that its own deadline ended did not lapse; the deadline is counted from before the injection
+            # a fault that ended at its own deadline did not lapse; the deadline counts from before the injection
             if now < self._deadlines[name] and not self.outcome.voided:
                 await self._void(f"the lease of {name} lapsed: {error}")
 
@@ -353,7 +353,7 @@ class TrialRun:
             await asyncio.sleep(POLL_S)
 
     async def _check(self, now: float) -> None:
-        """End the trial if a process is gone that nothing will start again."""
+        """End the trial if a process is gone that will not be restarted."""
         self._check_at = now + CHECK_EVERY_S
         try:
             async with timeout(STATUS_LIMIT_S):

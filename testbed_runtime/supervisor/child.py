@@ -23,11 +23,11 @@ from testbed_runtime.timeouts import timeout
 STDERR_TAIL_BYTES = 4_096
 TRACE = "Traceback (most recent call last)"
 MAX_LINE_BYTES = 64 * 1024
-"""Limit of a ready line; a longer line is discarded."""
+"""Maximum bytes of a ready line. A longer line is discarded."""
 BUSY_TASKS = 3
-"""A machine on which more tasks than this wait for each core starts processes slowly."""
+"""If more tasks than this wait for each core, the machine starts processes slowly."""
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's threads spin after its import, which would count as the process's work. Headgate has no use for them."""
+"""Environment that disables numpy's threads. They spin after the import, which would count as the process's work, and are not needed."""
 
 
 def _busy_machine() -> str:
@@ -66,11 +66,11 @@ class Child:
         self.ready: dict[str, Any] = {}
         self.paused = False
         self.asked_to_end = False
-        """The supervisor or a fault killed or stopped it."""
+        """Whether the supervisor or a fault killed or stopped the child."""
         self.stopping = False
-        """It was stopped intentionally, so it does not count as lost."""
+        """Whether the child was stopped intentionally, so that it does not count as lost."""
         self.exit_code: int | None = None
-        """As in subprocess: a negative code is a signal."""
+        """The exit code. As in subprocess, a negative code is a signal."""
         self.exited = asyncio.Event()
         self.on_exit: Callable[[Child], None] = lambda _: None
         self._log = log
@@ -83,12 +83,12 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """None before it was started and after it was reaped."""
+        """The process id. None before the child was started and after it was reaped."""
         return None if self._process is None or self.exit_code is not None else self._process.pid
 
     @property
     def last_pid(self) -> int | None:
-        """Also after it was reaped."""
+        """The process id, also after the child was reaped."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -140,7 +140,7 @@ class Child:
             raise HeadgateError(f"{self.name} ended before it was ready{self._because()}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal its whole process group. Does nothing when it is gone."""
+        """Send a signal to the child's whole process group. Does nothing when the child is gone."""
         pid = self.pid
         if pid is None:
             return
@@ -160,7 +160,7 @@ class Child:
         self.asked_to_end = self.stopping = True
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
-        self.close_stdin()  # last: it may end the child too, but its exit code should name the signal
+        self.close_stdin()  # close it last: this may end the child too, but its exit code should name the signal
         try:
             async with timeout(grace_s):
                 await self.exited.wait()

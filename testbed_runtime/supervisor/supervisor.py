@@ -45,11 +45,11 @@ READY_LIMIT_S = 30.0
 END_LIMIT_S = 5.0
 """Time limit from SIGKILL of every child to the last one reaped; the kernel needs milliseconds."""
 ANSWER_LIMIT_S = 1.0
-"""Time limit for a child's answer about its readiness: a probe waits for it."""
+"""Time limit for a child's answer about its readiness, for which a readiness probe waits."""
 MIN_RESPAWN_S = 0.1
 """Pause between two incarnations: a child that dies at once must not keep the machine busy."""
 MAX_INCARNATIONS = 100
-"""Limit for one child; then it is not replaced any more."""
+"""Maximum starts of one child. After that it is not replaced any more."""
 _INFRASTRUCTURE = (PROXY, RECORDER)
 AGENT_PREFIX = "agent-"
 """Prefix of the name of a process's packet agent, which does not belong to the testbed's job."""
@@ -64,13 +64,13 @@ class ChildSpec(Struct, frozen=True):
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
-    """Written as JSON with the `incarnation` filled in."""
+    """The child's configuration, which is written as JSON with the `incarnation` filled in."""
     replace_after_s: float | None = None
     """Delay from its loss to the start of the next incarnation; None: it is not replaced."""
     replace_killed: bool = True
-    """Also replace it when a fault killed it. False: the fault restarts it."""
+    """Whether the child is replaced even if a fault killed it. If not, the fault restarts it."""
     keep_address: bool = False
-    """The next incarnation binds the same rpc address."""
+    """Whether the next incarnation binds the same RPC address."""
     timeout_s: float = READY_LIMIT_S
 
 
@@ -319,7 +319,7 @@ class Supervisor:
             task.add_done_callback(self._tasks.discard)
 
     async def _replace(self, spec: ChildSpec) -> None:
-        """Start the next incarnation of a lost child after its delay. One that does not become ready is reported and left."""
+        """Start the next incarnation of a lost child after its delay. If it does not become ready, report this and set `given_up`."""
         delay_s = max(MIN_RESPAWN_S, spec.replace_after_s or 0.0)
         wait = self._waits.begin("replacement", SUPERVISOR, spec.name, limit=replacement_limit(delay_s))
         try:
