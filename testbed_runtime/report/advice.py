@@ -17,7 +17,7 @@ FIRST_MAX = 6
 NOTABLE_SLOWDOWN = 1.5
 """p99 latency gets a sentence if it is at least this many times that of the control run."""
 _GUESS = re.compile(r"\. This (?:is usually caused by|can either mean|indicates)")
-"""Flink's guess at the reason of an error, after the error itself."""
+"""Matches Flink's guess at the reason of an error, which follows the error itself."""
 
 
 def first_things(
@@ -32,7 +32,7 @@ def first_things(
     merged = aggregate.expectations(expectations) if len(trials) > FULL_TRIALS else expectations
     costs = list(_costs(trials))
     broken = list(_broken(merged))
-    room = max(FIRST_MAX - len(costs), FIRST_MAX // 2)  # what broke never hides what it cost
+    room = max(FIRST_MAX - len(costs), FIRST_MAX // 2)  # the cost keeps its place beside failures
     if len(broken) > room:
         broken[room - 1 :] = [f"{len(broken) - room + 1} more did not pass; see the expectations."]
     found = [*broken, *costs, *weak, *_slow(trials)]
@@ -91,7 +91,7 @@ def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, An
 
 
 def _undrained(entry: Mapping[str, Any]) -> str:
-    """Say why it is unknown which records should have arrived."""
+    """Return a sentence about why it is unknown which records should have arrived."""
     if entry.get("job_state") == "FAILED":
         first = _GUESS.split(str(entry.get("cause") or ""))[0]
         cause = f": {first}" if first else ""

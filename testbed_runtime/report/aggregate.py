@@ -14,9 +14,9 @@ from testbed_runtime.report.answer import VariantAnswer
 from testbed_runtime.report.model import TrialView
 
 VALUES_SHOWN = 3
-"""Different measured values that a merged row lists."""
+"""Maximum different measured values that a merged row lists."""
 LONG = 80
-"""Characters from which only the first one is listed, such as the round trips of many paths."""
+"""If values have this many characters, only the first one is listed, such as the round trips of many paths."""
 
 
 def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _trials(group: Sequence[Row]) -> str:
 
 
 def listed(texts: Iterable[str]) -> str:
-    """Join the different texts; of many, the first ones and their number."""
+    """Join the different texts. If there are many, join the first ones and add the number of all."""
     found = [text for text in dict.fromkeys(texts) if text]
     shown = 1 if any(len(text) >= LONG for text in found) else VALUES_SHOWN
     more = len(found) - shown

@@ -1,4 +1,4 @@
-"""The answer in a few lines: how long each trial was down, which wait cost each second, and how close others came to their limit."""
+"""The answer in a few lines: how long each trial was down, which wait cost each second, and how close other waits came to their limits."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ from testbed_runtime.core.judgement.statistics import mean_interval
 from testbed_runtime.core.judgement.verdict import variant_of
 
 PRICES_SHOWN = 4
-"""Owners of seconds in one line; the others are summed up."""
+"""Maximum owners of seconds in one line. The others are summed up."""
 SMALL_SHARE = 0.03
-"""So are owners with less than this share of the recovery: the tables of the report name them. What a lower value saves has no line."""
+"""Owners with less than this share of the recovery are summed up too, and there is no line about what a lower value of them would save.
+The tables of the report name them."""
 NOTABLE_S = 0.001
 """Shorter waits are not mentioned."""
 NOTABLE_SHARE = 0.0005
-"""Nor are those with a smaller share of the recovery, whose length is given with three digits."""
+"""Waits with a smaller share of the recovery are not mentioned either, because its length is given with three digits."""
 NOTABLE_SAVING_S = 0.05
-"""Less than this of an option's seconds may remain without a line."""
+"""A line says how much a lower value saves at most if it cannot save at least this many of the option's seconds."""
 MARGINS_SHOWN = 2
 CLOSE = 0.5
 """A margin is worth a line if the wait used more than this share of its budget."""
 ONE_BY_ONE = 3
-"""Trials of a variant that are listed one by one; of more, the line shows medians."""
+"""Maximum trials of a variant that are listed one by one. For more trials, the line shows medians."""
 NOTABLE_START_S = 1.0
 """A first start without a failure is worth a line from this length on."""
 _AGAIN = " again"
-"""The job had recovered from the same fault before, which lasted."""
+"""Words for a recovery from a fault that still lasted after the job had recovered from it once."""
 NO_INTERVALS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -204,7 +205,7 @@ def cost_words(
     notable = [p for p in known if p.seconds >= least]
     shown = [p for p in notable if p.seconds >= SMALL_SHARE * total_s][:PRICES_SHOWN]
     if len(notable) == len(shown) + 1:
-        shown = notable  # the name of a single one is worth more than its sum
+        shown = notable  # a single owner is named instead of summed up
     for price in shown:
         seconds = intervals.get(price.text) or quantities.seconds(price.seconds)
         yield f"{seconds} {price.words}{price.times}"
@@ -246,9 +247,9 @@ def _closest(margins: Iterable[Margin]) -> Iterable[Margin]:
 
 
 def savings(recovery: Recovery) -> Iterator[str]:
-    """Yield which values of options would have helped. How much a lower one saves at most, for options whose seconds cannot all be saved:
-    another wait was in progress at the same time, and decides then. And which higher one would have avoided the failovers that its waits
-    caused when they expired, if the history shows that."""
+    """Yield lines about the values of options that would have helped. One kind of line says how much a lower value saves at most, for an
+    option whose seconds cannot all be saved because another wait was in progress at the same time. The other kind says which higher value
+    would have avoided the failovers that were caused by expired waits, if the history shows that."""
     owned = grouped((s.owner, s) for r in recovery.rounds for s in r.segments if s.option)
     for segment in (s for r in recovery.rounds for s in r.segments if s.expired):
         yield f"{segment.expired}: {_avoided([segment])}"
@@ -258,7 +259,7 @@ def savings(recovery: Recovery) -> Iterator[str]:
         if early:
             yield f"{owner}: {_avoided(early)}"
         if recovery.reason == JOB_FAILED:
-            continue  # it would only have failed earlier
+            continue  # with a lower value, the job would only have failed earlier
         shorter = [s for s in segments if not s.gave_up]
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
         lasted = sum(s.seconds for s in shorter)
@@ -273,7 +274,7 @@ def savings(recovery: Recovery) -> Iterator[str]:
 
 
 def _same_loss(before: Segment, after: Segment) -> bool:
-    """Return whether two components waited for the same, and the second one gave it up after the first."""
+    """Return whether two components waited for the same peer or resource, and the second one gave it up after the first."""
     same = (before.kind, before.what, before.end_ns) == (after.kind, after.what, after.start_ns)
     return same and before.who != after.who
 

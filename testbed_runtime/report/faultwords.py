@@ -12,7 +12,7 @@ from testbed_runtime.core.judgement import quantities
 from testbed_runtime.report import words
 
 SHOWN_PATHS = 2
-"""Probed paths that are shown one by one; the others are only counted."""
+"""Maximum probed paths that are shown one by one. The others are only counted."""
 _STATES = {"T": "stopped", "gone": "gone", "Z": "gone", "R": "running", "S": "running", "D": "running"}
 _DIRECTIONS = {"to": " towards it", "from": " away from it", "both": ""}
 _IN_ONE_DIRECTION = {"in each direction": "one way"}

@@ -99,7 +99,7 @@ def page(view: RunView) -> str:
     figures = [_figures(index, trial, view) for index, trial in enumerate(chosen)]
     answers = aggregate.by_variant(view.trials)
     repeated = len(view.fault_trials) > len({t.variant for t in view.fault_trials})
-    # one dot each would show no more than the table
+    # without repetitions, charts with one dot per variant would show no more than the table
     found = distributions(view.comparison) if repeated else []
     return template.render(
         run=view,

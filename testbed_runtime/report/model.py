@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 
 FULL_TRIALS = 12
-"""Trials that a page shows in full."""
+"""Maximum trials that a page shows in full."""
 
 
 class Cell(Struct, frozen=True):

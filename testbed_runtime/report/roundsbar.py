@@ -17,9 +17,9 @@ CAPTION = 17.0
 GAP = 9.0
 LABEL_PADDING = 10.0
 BOLD = 1.1
-"""Width of bold text, against that of plain text."""
+"""Ratio of the width of bold text to that of plain text."""
 ROUNDS_MAX = 12
-"""Rounds of one recovery that are drawn; a restart loop can have hundreds."""
+"""Maximum rounds of one recovery that are drawn. A restart loop can have hundreds."""
 
 
 class Titled(Struct, frozen=True):
@@ -70,7 +70,7 @@ def rounds_svg(
 
 
 def _captioned(item: Titled) -> int:
-    """Several rounds each have a caption of their own."""
+    """Return the number of rounds with captions of their own: all of them, or none if there is only one."""
     return len(item.rounds) if len(item.rounds) > 1 else 0
 
 

@@ -18,9 +18,9 @@ HEAD = 20.0
 FOOT = 26.0
 DOT = 2.6
 LOG_FROM = 20.0
-"""Ratio of the largest to the smallest value from which the axis is logarithmic."""
+"""The axis is logarithmic from this ratio of the largest to the smallest value on."""
 BOX_FROM = 5
-"""Values from which quartiles are drawn."""
+"""Minimum number of values for which quartiles are drawn."""
 
 
 class Strip(Struct, frozen=True):

@@ -179,7 +179,7 @@ def curve(points: Sequence[Point | None], *, floor: bool) -> str:
 
 
 def _without_level_points(steps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Drop the points within a level stretch: its ends draw it."""
+    """Drop the points within a level stretch, which is drawn by its two ends."""
     inner = [
         here for before, here, after in zip(steps, steps[1:], steps[2:], strict=False)
         if not before[1] == here[1] == after[1]

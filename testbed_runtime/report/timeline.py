@@ -21,7 +21,7 @@ MARK_LINE = LANE + 38.0
 """Vertical position of the marks: below the recoveries, above the first panel's title."""
 MARK_LANE = 15.0
 POINTS_MAX = 400
-"""Points of a curve; a longer one is thinned out."""
+"""Maximum points of a curve. A longer curve is thinned out."""
 HEAT_LEVELS = 5
 CLIP = 2.5
 """The axis of the rates ends at this multiple of the baseline; the peak above it is written beside the title."""
@@ -66,8 +66,8 @@ NARROW = Size("narrow", 360.0, 46.0, 10.0, 11.0, 5)
 
 
 class Panel(Struct, frozen=True):
-    """One row of the chart. `lines` holds (series name, CSS class); the first one that has data may be filled, and decides
-    the axis together with the others; of those of `clipped`, only the usual value counts."""
+    """One row of the chart. `lines` holds (series name, CSS class). The first line that has data may be filled. All lines
+    decide the axis; of the lines in `clipped`, only the usual value counts."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -147,7 +147,7 @@ class Timeline:
         leading = [(n, css) for n, css in present if n not in panel.clipped] or present
         shown = [v for n, _ in leading for v in _known(self.series, n) if v > 0 or not panel.log]
         everything = [v for n, _ in present for v in _known(self.series, n)]
-        # a catch-up is short; a source that is always faster than its sinks shows its rate
+        # only a short peak such as a catch-up is cut off; a source that is always faster than its sinks shows its rate
         shown += [median(_known(self.series, n)) for n, _ in present if n in panel.clipped]
         low, high, ticks = _axis(shown, panel, baseline)
         found: list[tuple[str, str]] = []

@@ -40,8 +40,8 @@ def write_report(
 ) -> Path:
     """Write `report.html`, `report.md` and `junit.xml` into `folder` and return the path of the page.
 
-    `recovery.json` and `comparison.json` are read from `folder`, if they exist; the former not without metrics, because it
-    is that of an earlier evaluation then. `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
+    `recovery.json` and `comparison.json` are read from `folder`, if they exist. Without metrics, `recovery.json` is not read,
+    because it is from an earlier evaluation. `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
     `inconclusive` says how junit.xml reports an Inconclusive expectation (`skip`, `error`, `fail`, `pass`).
     """
     view = build(
