@@ -53,9 +53,9 @@ class Progress:
 def evaluate(
     spark: Callable[[], SparkSession], folder: Path, answer: Answer, *, into: Path | None = None
 ) -> None:
-    """Evaluate a run. Spark is asked for only once every trial is known to be sealed. `into`: the catalogue to write to.
+    """Evaluate a run. Spark is started only after every trial has been found sealed. `into`: the catalogue to write to.
 
-    Raises HeadgateError, and keeps earlier results then."""
+    Raises HeadgateError, and then keeps earlier results."""
     progress = Progress(answer)
     progress.stage("histories")
     manifest = read_manifest(folder)
@@ -82,7 +82,7 @@ def evaluate(
         answers = {trial: TrialRecovery.from_json(json.loads(text)) for trial, text in known}
         try:
             catalogue.write_run(into, {**manifest, "run": trials[0].run}, rows, answers)
-        except (OSError, pa.ArrowException) as error:  # the results are complete without it
+        except (OSError, pa.ArrowException) as error:  # the results are complete without the catalogue
             sys.stderr.write(f"The run was not added to the catalogue {into}: {error}\n")
 
 
@@ -92,8 +92,8 @@ def write_results(
     found: Sequence[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write in the order of the manifest, so that the same history gives the same bytes. A trial that could not be judged has only
-    its row."""
+    """Write the results in the order of the manifest, so that the same history gives the same bytes. A trial that could not be judged
+    has only its row."""
     known = [(t, f) for t, f in zip(trials, found, strict=True) if f["answer"]]
     series = ",\n".join(f["series"] for _, f in known)
     answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in known)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ERROR = "error"
 """The kind of a part that holds the message of a HeadgateError."""
 UNJUDGED = "unjudged"
-"""The kind of a part that holds what `described` says of any other exception."""
+"""The kind of a part that holds the text of `described` for any other exception."""
 REST = -1
 """The bucket of everything but channels."""
 TRIALS_PER_TASK = 16

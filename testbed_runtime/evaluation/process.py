@@ -21,13 +21,13 @@ from testbed_runtime.timeouts import timeout
 START_LIMIT_S = 180.0
 """A cold Spark needs 10 to 20 s on two cores, and 40 s with executors. A node under load gets more time."""
 EVALUATION_LIMIT_S = 1800.0
-"""A run of a few trials takes seconds, one of 2,000 trials minutes. One that takes this long hangs."""
+"""Time limit for an evaluation. A run of a few trials takes seconds, a run of 2,000 trials minutes. If it takes this long, it hangs."""
 GRACE_S = 8.0
 """The time between SIGTERM and SIGKILL: the worker waits for its JVM (`worker.CHILDREN_END_S`), then removes Spark's scratch folder."""
 TAIL_LINES = 12
-"""Lines of Spark's log that an error carries."""
+"""Maximum lines of Spark's log that an error contains."""
 LINE_MAX_BYTES = 1 << 20
-"""One line of output: progress lines are below 1 KiB, but a Spark error may carry a plan."""
+"""Maximum bytes of one line of output. Progress lines are below 1 KiB, but a Spark error may contain a plan."""
 
 OnProgress = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -119,7 +119,7 @@ class SparkWorker:
         except TimeoutError:
             await self.close()
             raise HeadgateError(f"{late} {limit_s:g} s{self._end_of_log()}") from None
-        except OSError as error:  # it closed its stdin
+        except OSError as error:  # the child closed its stdin
             reason = await self._ended(child) if child else HeadgateError(f"Spark did not start: {error}")
             raise reason from None
         except asyncio.CancelledError:
@@ -161,7 +161,7 @@ class SparkWorker:
 
     async def _ended(self, child: asyncio.subprocess.Process) -> SparkEnded:
         """Close, and return the error of a child that ended by itself."""
-        with contextlib.suppress(TimeoutError):  # it closed its output, so it exits soon
+        with contextlib.suppress(TimeoutError):  # the child closed its output, so it exits soon
             async with timeout(GRACE_S):
                 await child.wait()
         code = child.returncode

@@ -38,7 +38,7 @@ def remove_scratch(pid: int) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line. Of a failed Spark job, that is the Python error inside."""
+    """Return an error as one line. For a failed Spark job, return the Python error inside."""
     if isinstance(error, HeadgateError):
         return str(error)[:TEXT_MAX]
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]

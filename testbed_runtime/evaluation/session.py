@@ -29,14 +29,15 @@ LOOPBACK = "127.0.0.1"
 USER_WITHOUT_A_NAME = "headgate"
 """The name of a user whose id has no name, for Hadoop."""
 DRIVER_MEMORY = "1g"
-"""A run of ten trials is a few hundred thousand rows; 1 GiB holds it many times over."""
+"""Memory of the driver. A run of ten trials is a few hundred thousand rows, and 1 GiB holds it many times over."""
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",  # the driver lives for seconds: C2 would not pay back
     "-XX:+UseSerialGC",
     "-Xshare:auto",
     "-Djava.net.preferIPv4Stack=true",
 )
-"""No class archive (AppCDS): on Java 17 it saves a fifth of the processor time, but costs 180 MB and a slow first run."""
+"""Options of the JVM. They include no class archive (AppCDS): on Java 17 it saves a fifth of the processor time, but costs 180 MB and a
+slow first run."""
 NO_JAVA = (
     f"Evaluation needs Java {JAVA_MINIMUM} or later, and {{found}}. Install it (Debian: apt-get install "
     f"openjdk-{JAVA_MINIMUM}-jre-headless) or set JAVA_HOME to it."

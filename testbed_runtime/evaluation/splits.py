@@ -35,9 +35,9 @@ from testbed_runtime.history.validation import (
 )
 
 SPLIT_ROWS = 500_000
-"""Rows of one piece. A trial with more rows is split; the others are judged where they are read."""
+"""Maximum rows of one piece. A trial with more rows is split; a smaller trial is judged by the task that reads it."""
 BUCKET_ROWS = 250_000
-"""Rows of `channels` that one worker judges at a time."""
+"""About the number of rows of `channels` that one worker judges at a time."""
 NOISE_TABLES = ("tasks", "events", "checkpoints")
 """The tables from which the noise of a control trial follows."""
 SAMPLED = ("frames", "channels", "tasks", "latency")
@@ -51,9 +51,9 @@ class Split(Struct, frozen=True):
     groups: Mapping[str, tuple[int, ...] | None]
     """Row groups per table; None: all of them."""
     whole: bool
-    """This is the whole trial."""
+    """Whether the piece is the whole trial."""
     buckets: int = 1
-    """Into how many buckets the trial's channels are split."""
+    """Number of buckets into which the trial's channels are split."""
 
 
 def plan(trials: Sequence[TrialFiles]) -> list[Split]:
@@ -132,8 +132,8 @@ def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]
 
 
 def check_assembled(trial: Trial, entry: Entry) -> None:
-    """Check a reduced trial for what no single piece of it could show. Raises DamagedHistory. Its latencies and channels are
-    merged, so they are not compared."""
+    """Check a reduced trial for damage that no single piece of it could show. Raises DamagedHistory. Latencies and channels are
+    already merged, so they are not checked."""
     counts = [c for c in trial.tables[NUMBERS].to_pylist() if c["repeated_in"]]
     again = [f"{c['rows'] - c['distinct']} rows of {c['process']} are repeated" for c in counts]
     repeated = [Damage(c["repeated_in"], "seq", -1, what) for c, what in zip(counts, again, strict=True)]

@@ -35,7 +35,7 @@ SETTINGS = "HEADGATE_SPARK_SETTINGS"
 EXIT_TERMINATED = 143
 """128 + SIGTERM."""
 CHILDREN_END_S = 5.0
-"""The time the JVM gets after SIGTERM to delete its files and end."""
+"""How long the JVM may take after SIGTERM to delete its files and end."""
 
 
 class SparkUnavailable(Exception):
@@ -43,7 +43,7 @@ class SparkUnavailable(Exception):
 
 
 def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: TextIO) -> None:
-    """Answer each request. Bad input fails its own evaluation; a Spark that does not start or has died raises."""
+    """Answer each request. Bad input only fails its own evaluation. If Spark does not start or has died, an error is raised."""
 
     def answer(line: dict[str, Any]) -> None:
         answers.write(json.dumps(line) + "\n")
@@ -108,7 +108,7 @@ def own_spark() -> Iterator[SparkSession]:
 def terminate(*_: object) -> None:
     """End the JVM before cleaning up: one that is still starting would miss this process's end and run forever."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if os.getpgrp() == os.getpid():  # else the group is not this worker's
+    if os.getpgrp() == os.getpid():  # otherwise the group belongs to another process
         os.killpg(0, signal.SIGTERM)
         deadline = time.monotonic() + CHILDREN_END_S
         with suppress(ChildProcessError):

@@ -135,7 +135,7 @@ def _without(given: Mapping[str, str], study: TuningStudySpec) -> dict[str, str]
 
 
 def _key(item: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As `models.Expectation.key`."""
+    """Return the same key as `models.Expectation.key`."""
     return tuple(item.get(field) for field in ("metric", "quantile", "phase", "versus"))
 
 

@@ -13,14 +13,14 @@ WIDTH, HEIGHT, MARGIN = 720, 440, 70
 LOG_FROM = 20.0
 """An axis is logarithmic if its largest value is this many times its smallest."""
 CHARACTER, LINE_HEIGHT = 6.6, 15
-"""About the size of a character, and the distance of two labels."""
+"""Approximate width of a character, and the distance between two labels, in pixels."""
 LONGEST_LABEL = 48
 RADIUS, ASCENT, DESCENT = 5, 10, 3
 """Size of a point, and height of the text of a label above and below its base line."""
 AXIS_GAP = 8
 """Distance by which an axis goes beyond its points."""
 COLOURS = {"": "#9ca3af", "front": "#1d4ed8", "reference": "#b45309", "best": "#15803d"}
-"""The kinds of rows, in the order in which they are painted: the best row is never under another one."""
+"""The colours of the kinds of rows, in the order in which they are painted, so that the best row is never under another one."""
 NAMES = {"": "other rows", "front": "on the Pareto front", "reference": "reference", "best": "best row"}
 LEGEND_TOP, LEGEND_GAP = 24, 28
 

@@ -1,4 +1,4 @@
-"""The failure detector of each row of a study in its production surroundings. Pure."""
+"""Predict how the failure detector of each row of a study behaves in its production surroundings. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from testbed_runtime.tuning.score import Line
 
 
 def detectors(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]) -> dict[int, Quality]:
-    """Return the quality of the detector by row number; of several scenarios that with the most false failovers. `scenarios`: the
-    specs of the study's scenarios by name. Empty without `surroundings`, and without the rows that Flink refuses."""
+    """Return the quality of the detector by row number. With several scenarios, it is that of the scenario with the most false failovers.
+    `scenarios`: the specs of the study's scenarios by name. The result is empty without `surroundings`, and lacks the rows that Flink
+    refuses."""
     around = spec.surroundings
     if around is None:
         return {}

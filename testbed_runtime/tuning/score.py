@@ -33,7 +33,7 @@ HOW_TO_KEEP = {DEFAULT: " (leave the options of the study unset)", CURRENT: " (n
 """A hint for the user if a reference is the best."""
 
 RULED_OUT = 0.5
-"""After one trial a row gets no more if another is better by this share in one objective and as good in the others."""
+"""After one trial, a row gets no further trials if another row is better by this share in one objective and as good in the others."""
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ def costs(keys: Sequence[str], recoveries: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _with_costs(run: Mapping[str, Any]) -> list[TrialRecovery]:
-    """Return the trials of a run that had something to recover from, which a control trial has not. If none had, return all:
+    """Return the trials of a run that had something to recover from, unlike control trials. If there are none, return all trials, because
     their first start may have waited."""
     known = [TrialRecovery.from_json(value) for value in run.values()]
     return [trial for trial in known if trial.recoveries] or known
@@ -114,9 +114,9 @@ class Value(Struct, frozen=True):
     text: str = NO_VALUE
     interval: Interval | None = None
     bounded: bool = False
-    """Some trial had not recovered, so the true value is worse."""
+    """Whether some trial had not recovered, so that the true value is worse."""
     samples: tuple[comparison.Sample, ...] = ()
-    """Every trial of every scenario."""
+    """The values of every trial of every scenario."""
 
 
 class Line(Struct, frozen=True):
@@ -133,7 +133,7 @@ class Line(Struct, frozen=True):
     reason: str = ""
     """Which fault broke which expectation in which scenario; empty if all runs pass."""
     front: bool = False
-    """On the Pareto front: no row is better in one objective and at least as good in the others."""
+    """Whether the row is on the Pareto front: no row is better in one objective and at least as good in the others."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
     """Option → its price and its margin."""
     detector: Quality | None = None
