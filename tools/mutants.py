@@ -43,21 +43,22 @@ TOO_SLOW = "too slow"
 SLOW = ("processes", "spark", "scenario", "soak", "cluster", "helm", "virtual")
 """Markers of the tests that are not quick."""
 FIRST = 40
-"""As many tests run first: most mutants are caught by a fast one, and then the files of the others need not be imported."""
+"""Number of tests that run first. A fast test catches most mutants, and then the files of the other tests need not be imported."""
 LINES = "[run]\nsource_pkgs = testbed_runtime, headgate_operator\nparallel = true\n"
 """Configuration of coverage. Branches would make the tests slower, and are not needed."""
 LIMIT_S = 60.0
-"""Longest run of some tests, besides twice their own seconds: a mutant may loop without an end."""
+"""Time limit for a run of tests, in addition to twice their own seconds: a mutant may loop endlessly."""
 MOST_S, EACH_S = 40.0, 0.005
-"""Most seconds of tests for one mutant, as measured with coverage, and what each test adds. Some lines are run by thousands of tests."""
+"""Maximum seconds of tests for one mutant, as measured with coverage, and the overhead of each test. Some lines are run by thousands of
+tests."""
 PYTEST = ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIBRARIES = ("numpy", "pyarrow.compute", "pydantic", "hypothesis")
 """Imported once, before the process forks for each mutant."""
 IGNORED = shutil.ignore_patterns(".git", ".venv", ".*cache", "__pycache__")
 MOST = 100
-"""A larger integer is doubled instead of increased: one nanosecond more is no mistake."""
+"""An integer larger than this is doubled instead of increased: one nanosecond more is no mistake."""
 ROUNDING = 1e-6
-"""Smaller numbers only absorb rounding, as constants named like EPSILON do: they are left alone."""
+"""Numbers smaller than this only absorb rounding, like constants named EPSILON, and are not changed."""
 TOLERANCE = re.compile(r"EPSILON|TOLERANCE|ROUNDING|__all__")
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -236,7 +237,7 @@ class Copy:
         return own.union(*(found for user in (path, *users) for found in _ran(self.folder, user).values()))
 
     def _named(self, owner: str, name: str) -> str:
-        """Return what pytest calls a test, from its module, with its class if it has one, and its name."""
+        """Return the name of a test in pytest, from its module, its class if it has one, and its name."""
         parts = owner.split(".")
         file = next(
             n

@@ -79,7 +79,7 @@ class SentBuffer(Struct, frozen=True):
 class Sent(Struct, frozen=True):
     buffers: list[SentBuffer]
     flushes: int
-    """How often the thread of the output flusher ran meanwhile: at each tick, also if nothing was written."""
+    """How often the thread of the output flusher ran meanwhile. It runs at each tick, even if nothing was written."""
 
 
 class Step(Struct, frozen=True):
@@ -90,7 +90,7 @@ class Step(Struct, frozen=True):
     place: str
     text: str
     credit: int
-    """The credit that the producer has."""
+    """The producer's credit."""
     backlog: int
     """The producer's backlog."""
     unannounced: int
@@ -301,7 +301,8 @@ class _Trace:
                 self._done.set()
 
     def _note_sent(self, frame: BufferResponse) -> None:
-        """Several buffers leave the subpartition at once only if they are full, and an event ended the last one at most."""
+        """Record the buffers that have left the subpartition, each with its reason. Several leave at once only if they are full, except that an
+        event may have ended the last one."""
         counts = self._partition.subpartitions[0].sent
         for reason in SendReason:
             self._reasons.extend([reason] * (counts[reason] - self._counted[reason]))

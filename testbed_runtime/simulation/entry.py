@@ -27,7 +27,7 @@ from testbed_runtime.simulation.testbed import SimTestbedHost
 
 class DirectEvaluator:
     """A `ports.hosts.Evaluator` without Spark: calls the functions of `checking` for one trial after the other.
-    They read what Spark would leave of it, so that a simulation needs no column that a real run does not have."""
+    They get the same reduced columns as in Spark, so that a simulation needs no column that a real run does not have."""
 
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
         folder = Path(run_folder)
@@ -38,7 +38,7 @@ class DirectEvaluator:
         answers: dict[str, Any] = {}
         traced: list[list[dict[str, Any]]] = []
 
-        @lru_cache(maxsize=1)  # a control trial is read for its noise first
+        @lru_cache(maxsize=1)  # read each control trial first, for its noise
         def read(name: str) -> Trial:
             entry = next(entry for entry in entries if entry["trial"] == name)
             whole = read_trial(folder / "history" / name, run=manifest["run"], trial=name, entry=entry)

@@ -14,10 +14,10 @@ from pathlib import Path
 HUGE_BYTES = 2 * 1024 * 1024
 GROWTH_KB = 128 * 1024
 GROWTH = 1.5
-"""Memory is moved to huge pages when the process has grown by so much, and by half: with a deployment, not with the samples of a
-long run, which are rarely touched again. A small job never does."""
+"""Memory is moved to huge pages when the process has grown by this much and by half. A deployment causes that. The samples of a long run,
+which are rarely touched again, do not, and a small job never does."""
 _MADV_COLLAPSE = 25
-"""Move the memory now, whatever the system's setting for huge pages is (Linux 6.1)."""
+"""The `madvise` advice to move memory now, regardless of the system's setting for huge pages (Linux 6.1)."""
 _MAPS = Path("/proc/self/maps")
 
 

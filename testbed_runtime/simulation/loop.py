@@ -37,7 +37,7 @@ TURNS_AT_ONE_INSTANT_MAX = 100_000
 CANCELLED_TIMERS_MAX = 1_000
 """The timer heap is cleaned when it contains more cancelled timers than this, and they are more than half of it."""
 LIVELOCK_NAMES = 12
-"""Names of tasks in the error: there may be thousands of tasks."""
+"""Maximum names of tasks in the error. There may be thousands of tasks."""
 END_LIMIT_S = 120.0
 """Virtual seconds for cancelled tasks to end after a run. The others are dropped."""
 COLLECT_EVERY = (12_000_000, 10, 3)
@@ -253,7 +253,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if not task.cancelled():
                     task.exception()  # the process was killed before anything could retrieve it
             else:
-                task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - it is pending on purpose
+                task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - the task is pending on purpose
                 _close(task.get_coro())
         self._ready.clear()
         self._timers.clear()
@@ -290,12 +290,12 @@ def rare_collections(*, last: bool = False) -> Iterator[None]:
     soon after it, and what the block leaves is not looked at either."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_EVERY)
-    gc.freeze()  # otherwise what the imports have counted makes the first collection a full one
+    gc.freeze()  # otherwise the collections counted during the imports make the first collection a full one
     try:
         yield
     finally:
         if last:
-            gc.freeze()  # otherwise the next object starts a collection of all that was made in the block
+            gc.freeze()  # otherwise the next object starts a collection of all objects created in the block
         gc.unfreeze()
         gc.set_threshold(*before)
 

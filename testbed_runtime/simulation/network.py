@@ -73,7 +73,7 @@ class SimNetworkBackend:
         self._rules = ActiveRules()
         self._paths: dict[str, list[_Path]] = {}
         self._sent_again: dict[str, float] = {}
-        """How long after the end of a fault TCP sends the last bytes again that it had lost."""
+        """How long after the end of a fault TCP retransmits the last lost bytes."""
 
     async def prepare(self, request: FaultRequest) -> None:
         fault = request.fault
@@ -104,7 +104,7 @@ class SimNetworkBackend:
         return combined([path.name for path in paths], found)
 
     async def _alone(self, path: _Path, rule_id: str) -> FabricProbe | RpcProbe:
-        """Return a new probe of the path when no other fault is active on it any more."""
+        """Wait until no other fault is active on the path. Return a new probe of the path."""
         await self._rules.alone(path, rule_id)
         await path.probe.close()
         path.probe = self._path(path.source, path.destination, path.plane).probe
@@ -155,7 +155,7 @@ class SimNetworkBackend:
             for a in names:
                 for b in names:
                     if a != b and any_matches(rule.flows, a, b):
-                        # of a half-open connection the end that stays is the one to probe from
+                        # probe a half-open connection from the end that stays
                         pairs.setdefault(frozenset((a, b)), (b, a) if a in rule.gone else (a, b))
             paths = free_first([self._path(a, b, plane) for a, b in pairs.values()], self._rules)
             chosen += paths[: MAX_PROBED_PATHS // len(rule.planes)]

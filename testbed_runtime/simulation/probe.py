@@ -61,8 +61,8 @@ class FabricProbe(_Echo):
         return await self.bulk(len(PING), timeout_s=timeout_s)
 
     async def bulk(self, size: int, *, timeout_s: float) -> float | None:
-        """Return the seconds until `size` bytes, and all outstanding ones before them, have come back. None also if a fault lets
-        no connection be made within the limit: a real proxy accepts the connection nevertheless."""
+        """Return the seconds until `size` bytes, and all outstanding bytes before them, have come back; None after the limit. Also None
+        if a fault prevents the connection within the limit, although a real proxy would accept the connection."""
         if self.connection is None and not self.error:
             await self._connect(timeout_s)
         if self.connection is None:

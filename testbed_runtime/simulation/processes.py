@@ -106,7 +106,7 @@ class Processes:
         self._history = world.sink("supervisor")
         self._waits = WaitLog(self._history, "supervisor", lambda: virtual_loop().time())
         self._context = contextvars.copy_context()
-        """The context of the simulation: tasks started in it belong to no process, whichever process is the cause."""
+        """The context of the simulation. Tasks that are started in it belong to no process, even if a process causes them."""
 
     def names(self) -> Sequence[str]:
         return sorted(self._live)

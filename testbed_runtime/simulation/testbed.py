@@ -45,7 +45,7 @@ from testbed_runtime.transport.simulated import SimulatedFabric
 
 REGISTER_LIMIT_S = 60.0
 COUNT_EVERY = 5
-"""The live counters are read with every such sample: only a reader of the progress needs them."""
+"""The live counters are read once in this many samples, because only the display of progress needs them."""
 SAMPLED_CHANNELS = 4096
 """Number of channels that are sampled in a large job."""
 
@@ -74,7 +74,7 @@ class InProcessControl:
         process = self._processes.get(address[0])
         if process is None or process.state != "running":
             raise Unreachable(f"{address[0]} does not answer")
-        # in the process's context: timers of the rule stop while it is paused, and end with it
+        # in the process's context, so that the timers of the rule stop while the process is paused, and end with it
         path, _, query = path.removeprefix(BASE).partition("?")
         context = process.rpc.context.copy()
         return context.run(process.faults.handle, method, path, dict(parse_qsl(query)), body)
@@ -185,8 +185,8 @@ class SimTestbed:
         await self._client.submit(self.plan.job, self.plan.configuration)
 
     async def job_status(self) -> JobStatusReply:
-        """Return the status with counters read from the running TaskManagers, not from their last heartbeat. It is as old as
-        a sample of the job may be: the answer for a large job names thousands of tasks."""
+        """Return the status with counters read from the running TaskManagers, not from their last heartbeats. The status may be as old as
+        a sample of the job, because the answer for a large job names thousands of tasks."""
         now = asyncio.get_running_loop().time()
         if self._status is None or now >= self._asked_at + self._pace.sample_s:
             status = await self._client.status()

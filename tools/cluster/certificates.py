@@ -66,7 +66,7 @@ API_TO_KUBELET = Identity("apiserver-kubelet", "kube-apiserver-kubelet-client", 
 def write_all(folder: Path, kubeconfig: Path) -> None:
     """Write the authority, every certificate, the key of service accounts, a kubeconfig per client and the user's own.
 
-    Raises ClusterError with openssl's words.
+    Raises ClusterError with the message of openssl.
     """
     folder.mkdir(parents=True, mode=0o700)
     _openssl(folder, "req", "-x509", *KEY, "-days", str(DAYS), "-subj", "/CN=headgate-cluster",

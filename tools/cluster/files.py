@@ -27,7 +27,7 @@ def remove(folder: Path) -> None:
         for depth in sorted(folders, reverse=True):
             list(workers.map(_rmdir, folders[depth]))
     if folder.exists():
-        shutil.rmtree(folder)  # it says what is in the way
+        shutil.rmtree(folder)  # the error says what is in the way
 
 
 def _unlink(folder: Path, names: Iterable[str]) -> None:
