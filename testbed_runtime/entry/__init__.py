@@ -3,5 +3,5 @@
 import gc
 import sys
 
-if sys.argv[0] == "-m":  # what Python says while it looks for the module that is to run
+if sys.argv[0] == "-m":  # as long as Python looks for the module to run
     gc.disable()  # until `harness.run_main`: imports make no garbage, and looking for it takes a tenth to a fifth of a process's start

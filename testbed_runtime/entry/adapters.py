@@ -33,7 +33,7 @@ async def open_adapters(
 ) -> Adapters:
     """Open the adapters of the process `name`; they are closed with it. The Rpc is not started.
 
-    `leads`: this process takes the store over as its newest JobManager, and ends when another one does."""
+    `leads`: this process takes over the store as its newest JobManager, and ends when another JobManager takes it over."""
     token = config.token()
     clock = LoopClock(system_boot_id())
     resolver = ProxyResolver(config.name, config.proxy, token) if config.proxy else DirectResolver()

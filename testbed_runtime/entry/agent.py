@@ -40,7 +40,7 @@ from testbed_runtime.transport.names import numeric
 ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything except /healthz needs the token
 LOCK_FILE = f"{naming.WORK_FOLDER}/xtables.lock"
 NICENESS = -10
-"""Its timers are the requested latency, so they have priority over the processes under the fault."""
+"""Niceness of the agent. Its timers produce the requested latency, so they have priority over the processes under the fault."""
 UNPRIVILEGED = "the supervisor of the same pod carries these out"
 
 
@@ -68,7 +68,8 @@ def hosts_of(testbed: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Neighbours:
-    """A `faults.packets.backend.Lookup` by host names. `document`: testbed.json, which changes when its testbed is scaled; None: nothing does."""
+    """A `faults.packets.backend.Lookup` by host names. `document`: the file testbed.json, which changes when the testbed is scaled. None: the
+    hosts never change."""
 
     def __init__(self, config: AgentConfig, document: Path | None = None) -> None:
         self._config = config
@@ -79,7 +80,7 @@ class Neighbours:
 
     def _hosts(self) -> Mapping[str, str]:
         if self._document is not None:
-            # the file is being written: keep what is known
+            # the file is being written: keep the known hosts
             with contextlib.suppress(OSError, ValueError, KeyError):
                 found = hosts_of(json.loads(self._document.read_bytes()))
                 self._config = replace(self._config, hosts=found)
@@ -145,7 +146,7 @@ def load() -> AgentConfig:
 
 
 def main() -> int:
-    if Path(naming.WORK_FOLDER).is_dir():  # iptables locks a file; in a pod only this folder can be written
+    if Path(naming.WORK_FOLDER).is_dir():  # for the lock file of iptables: only this is writable in a pod
         os.environ["XTABLES_LOCKFILE"] = LOCK_FILE
     with contextlib.suppress(PermissionError):  # in a pod the container's CPU share has the same effect
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

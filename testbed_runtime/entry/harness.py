@@ -104,7 +104,7 @@ class Process:
             self._parts.callback(loop.remove_signal_handler, number)
 
     def _watch_stdin(self) -> None:
-        """End when stdin closes. Watched once the process is ready: a failed start reports its own error, not a silent end."""
+        """End when stdin closes. Stdin is watched only once the process is ready, so that a failed start reports its own error."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):  # a file or /dev/null: then only signals end this process
             descriptor = sys.stdin.fileno()
@@ -158,8 +158,8 @@ def run_main(
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector,
 ) -> int:
     """Run a coroutine in a process's event loop. Return its exit code, or `exit_error` after a HeadgateError or OSError."""
-    gc.freeze()  # no collection visits what the imports made, not even the interpreter's last one: a tenth of a short process
-    gc.enable()  # off since the import of `entry`
+    gc.freeze()  # the imported objects are exempt from every collection, even the interpreter's last one, which takes a tenth of a short process
+    gc.enable()  # disabled since the import of `entry`
     try:
         with asyncio.Runner(loop_factory=loop_factory(selector)) as runner:
             return runner.run(work())
@@ -170,5 +170,5 @@ def run_main(
 
 def complain(text: str) -> None:
     """Write a line to stderr."""
-    with contextlib.suppress(OSError):  # the log may be on the disk that is full
+    with contextlib.suppress(OSError):  # the log may be on the full disk
         print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -34,7 +34,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     process.on_close(manager.close)
 
     async def job(_: web.Request) -> web.Response:
-        """Bypasses the mailboxes: it neither waits for other messages nor delays them."""
+        """Return the summary of the newest job. The call bypasses the mailboxes: it neither waits for other messages nor delays them."""
         return web.json_response(manager.job_summary())
 
     rpc.add_routes([web.get(JOB_PATH, job)])

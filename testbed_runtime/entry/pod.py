@@ -33,7 +33,7 @@ from testbed_runtime.timeouts import timeout
 GRACE_S = 3.0
 """Time for the child to flush its records."""
 END_S = 4.5
-"""Time limit from SIGTERM to the end: a pod's grace period may be as short as 5 s."""
+"""Time limit from SIGTERM to the end of the process. A pod's grace period may be as short as 5 s."""
 
 
 async def start(pod: PodIdentity, process: Process) -> Ready:

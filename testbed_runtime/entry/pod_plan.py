@@ -123,8 +123,8 @@ def document_of(data: bytes, where: str) -> Document:
 
 
 def _compiled(spec: Mapping[str, Any], seed: int, where: str) -> TestbedPlan:
-    """Compile the spec as the operator does. Importing the models takes a third of a supervisor's start, so only a pod does it whose
-    testbed.json an operator of another version wrote."""
+    """Compile the spec as the operator does. Importing the models takes a third of a supervisor's start. A pod therefore compiles only if an
+    operator of another version wrote its testbed.json."""
     from pydantic import ValidationError
 
     from testbed_runtime.api.compile import compile_testbed

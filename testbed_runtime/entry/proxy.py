@@ -26,7 +26,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
 def first_port(config: ProcessConfig) -> int:
     """Return the first port of this incarnation's routes, 0 for free ports.
 
-    Each incarnation uses another range: a peer that still knows a route of the last one must not reach another route."""
+    Each incarnation uses another range of ports, so that a peer with an old route of the previous incarnation cannot reach a wrong one."""
     if not config.route_port:
         return 0
     return config.route_port + config.incarnation % STARTS_APART * PORTS_PER_START

@@ -26,7 +26,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
 
 async def _end_on_failure(recorder: Recorder, process: Process) -> None:
     await recorder.failed.wait()
-    await asyncio.sleep(SHUTDOWN_TIMEOUT_S / 2)  # the response that reports the failure goes out first
+    await asyncio.sleep(SHUTDOWN_TIMEOUT_S / 2)  # the response that reports the failure is sent first
     process.end(recorder.failure)
 
 

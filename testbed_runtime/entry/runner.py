@@ -47,7 +47,7 @@ from testbed_runtime.runner.progress import Notice, evaluating
 from testbed_runtime.timeouts import cancel_all
 
 FIELD_MANAGER = naming.RUNNER_ACCOUNT
-SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
+SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - a path, not a secret
 LOOK_EVERY_S = 2.0
 """Interval in which the ScenarioRun is read: how soon a heal or a suspension takes effect."""
 AWAY_LIMIT_S = 600.0
@@ -230,7 +230,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     try:
         return read_rows(folder)
     except HeadgateError:
-        return []  # nothing was evaluated; the verdict has the reason
+        return []  # there was no evaluation; the verdict has the reason
 
 
 def _leave(code: int) -> NoReturn:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TEST = {naming.LABEL_NAME: naming.MANAGED_BY, naming.LABEL_COMPONENT: "test"}
 SET_BY = "the chart's Job sets it"
 OF_HELM = "meta.helm.sh/release-name"
-"""Helm annotates the objects that it installs, but not what `helm template` prints."""
+"""The annotation with which Helm marks the objects that it installs. The output of `helm template` does not have it."""
 NO_RELEASE = (
     "nothing is uninstalled: Helm did not install the operator, so this is no `helm uninstall`. "
     "Delete this Job. To render the chart without it, use `helm template --no-hooks`"
@@ -35,7 +35,8 @@ NO_RELEASE = (
 
 
 class Settings(Struct, frozen=True):
-    """A namespace of None is the whole cluster. `limit_s` is the time limit for healing; the rest takes seconds."""
+    """The settings of the uninstall. A namespace of None means the whole cluster. `limit_s` is the time limit for healing; everything else
+    takes seconds."""
 
     namespace: str
     deployment: str
@@ -137,8 +138,8 @@ async def _delete(api: Api, kind: str, namespace: str | None, labels: Mapping[st
 
 
 async def _stop_operator(api: Api, settings: Settings) -> list[str]:
-    """Stop the operator, which would restore its finalizers, and wait until its pods are gone. A pod on a lost node never is: Helm removes
-    the operator all the same, so the uninstall goes on."""
+    """Stop the operator, which would restore its finalizers, and wait until its pods are gone. A pod on a lost node never goes. The uninstall
+    then continues, because Helm removes the operator anyway."""
     patch = {"spec": {"replicas": 0}}
     await api.patch("Deployment", settings.namespace, settings.deployment, patch)
     there: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Testbeds and their hosts: what the runner drives, on this machine, in a cluster or in virtual time."""
+"""The interfaces of testbeds and their hosts, through which the runner works on this machine, in a cluster and in virtual time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 JOB_PATH = "/v1/job"
 """Path on a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
 CREATE_LIMIT_S = 90.0
-"""Limit for starting a testbed of processes: a hundred of them on two cores."""
+"""Time limit for starting a testbed of processes: enough for a hundred processes on two cores."""
 CLOSE_LIMIT_S = 20.0
-"""Limit for each step of closing a testbed (heal, seal, dispose), also after Ctrl-C."""
+"""Time limit for each step of closing a testbed (heal, seal, dispose), also after Ctrl-C."""
 
 
 class ProcessState(Struct, frozen=True):
@@ -63,9 +63,9 @@ class Testbed(Protocol):
         """The recorder of the runner's own rows (`trial.phase`), which come from process `runner`."""
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the network before the trial, by path (`tm-0->tm-1`, `loopback`): `faults.api.path_of`.
+        """Measure the network before the trial. Return the result of `faults.api.path_of` by path (`tm-0->tm-1`, `loopback`).
 
-        Leaves out what cannot be measured; `{}` where the network costs nothing."""
+        Paths that cannot be measured are left out. `{}` if the network has no latency."""
 
     async def job_status(self) -> JobStatusReply:
         """Return the status of the job. Its placement has the logical names of TaskManagers."""
@@ -75,7 +75,7 @@ class Testbed(Protocol):
 
     async def stop_job(self, *, timeout_s: float) -> bool:
         """Drain the job with a final checkpoint. Return False if it does not finish in time. Raises StopRefused at once if the
-        job cannot take one."""
+        job cannot take a checkpoint."""
 
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
@@ -89,7 +89,7 @@ class Testbed(Protocol):
         """End a fault. Does nothing if it has already ended."""
 
     async def residue(self) -> Mapping[str, Any]:
-        """Measure what ended faults left behind. `{}` is clean."""
+        """Measure the residue of ended faults. `{}` means that there is none."""
 
     async def check(self) -> None:
         """Raise HeadgateError if a process that every trial needs was lost and no fault explains it: the JobManager, the
@@ -122,8 +122,8 @@ class TestbedHost(Protocol):
     async def dispose(self, context: TrialContext) -> None:
         """Remove everything that belongs to this trial: processes, ports, faults, resources.
 
-        Also after a failed `create`, and in an environment whose testbeds outlive their runner what an earlier runner left
-        behind. Idempotent."""
+        Works after a failed `create` too. If testbeds outlive their runner in this environment, also remove what an earlier
+        runner left behind. Idempotent."""
 
 
 class Evaluator(Protocol):

@@ -55,7 +55,7 @@ class CallInterceptor(Protocol):
 
 
 class PartitionRegistrationHook(Protocol):
-    """Called by the TaskExecutor around partition registration, with the text of the ResultPartitionID, while active."""
+    """The TaskExecutor calls this hook, while it is active, when it registers partitions. It passes the text of the ResultPartitionID."""
 
     @property
     def active(self) -> bool: ...

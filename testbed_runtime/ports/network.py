@@ -80,15 +80,15 @@ class SocketState(Struct, frozen=True):
     """A TCP connection as its kernel sees it. Sizes are bytes."""
 
     ports: tuple[int, int]
-    """This end's and the other's."""
+    """The ports of this end and of the other end."""
     reading: bool
-    """Whether its owner reads."""
+    """Whether the owner of the connection reads."""
     receive_queue: int
     receive_window: int
     """Free space that was advertised to the peer."""
     writable: bool
     send_queue: int
-    """Not acknowledged yet, sent or not."""
+    """Queued bytes that the peer has not acknowledged, sent or not."""
     peer_window: int
     probes: int
     """Zero-window probes since the peer's window closed."""
@@ -106,15 +106,15 @@ class SocketConnection(Protocol):
 
 @runtime_checkable
 class ReceivingConnection(Protocol):
-    """A connection whose handler may refer to what it received for longer, or give its end back."""
+    """A connection whose handler may keep references to received bytes after `on_data`, or return the last bytes to the connection."""
 
     def lend(self, settle: Callable[[], None]) -> None:
-        """Leave the bytes of the current `on_data` where they are after it. `settle` is called before anything else is received there:
-        copy what is still needed then."""
+        """Keep the bytes of the current `on_data` valid after the call. `settle` is called before their memory is used again: it must
+        copy the bytes that are still needed."""
 
     def unread(self, data: memoryview) -> bool:
-        """Deliver these last bytes of the current `on_data` again, in front of the next ones. They are copied. Return False, and
-        do nothing, if there are too many."""
+        """Deliver these last bytes of the current `on_data` again, in front of the next bytes. They are copied. If there are too many,
+        do nothing and return False."""
 
 
 class FrameConnection(Protocol):

@@ -9,13 +9,13 @@ from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.ports.network import Address
 
 Handler: TypeAlias = "Callable[[Any], Awaitable[Any]]"
-"""Takes one message (a Struct of core.job.messages), returns a Struct or None, or a future of one; a FlinkError raised in it travels
+"""Takes one message (a Struct of core.job.messages). Returns a Struct, None, or a future of either. A FlinkError that it raises is sent
 to the caller."""
 
 
 class RecipientUnreachable(HeadgateError):
-    """The connection was refused, or the endpoint does not exist. As in Flink, an ask that was sent before its connection broke
-    is not unreachable: its answer is lost, and it waits for its timeout."""
+    """The connection was refused, or the endpoint does not exist. As in Flink, this is not raised for an ask that was
+    sent before its connection broke: its answer is lost, and the ask times out."""
 
 
 class AskTimeout(HeadgateError):
@@ -52,8 +52,8 @@ class Rpc(Protocol):
         it is served again. Does nothing if it is not open."""
 
     def post(self, endpoint: str, message: Any) -> None:
-        """Put a message into one's own mailbox (timers and task callbacks use it), without an answer. An endpoint that is not
-        open drops it."""
+        """Put a message into a mailbox of this process, without an answer. Timers and task callbacks use it. The message is dropped if
+        the endpoint is not open."""
 
     async def ask(
         self, peer: str, address: Address, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""

@@ -28,15 +28,15 @@ class HistorySink(Protocol):
         now."""
 
     def put(self, table: str, values: tuple[Any, ...]) -> None:
-        """Add a row of now with the value of every column of `history.schema.TABLES[table]`, in their order and with their types.
-        It is cheaper than `append` where that counts: in virtual time, nothing is looked up or checked."""
+        """Add a row with the current time and the value of every column of `history.schema.TABLES[table]`, in their order and with
+        their types. In virtual time, this is cheaper than `append`, because nothing is looked up or checked."""
 
     async def flush(self) -> bool:
         """Wait until the recorder has acknowledged everything appended so far. Return False after 5 s."""
 
 
 class StateFileStore(Protocol):
-    """The local disk of a state backend: whole files are written once, then read in parts. Calls block; they are local."""
+    """The local disk of a state backend: whole files are written once, then read in parts. Calls block, because the disk is local."""
 
     def write(self, name: str, data: bytes) -> None:
         """Raises OSError."""

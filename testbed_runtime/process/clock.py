@@ -24,7 +24,7 @@ OFFSET_GRAIN_NS = 100_000
 """The offset is rounded to this, so that all processes of one boot use the same one. It changes only when the clock is set."""
 SAMPLES = 16
 STALL_S = 0.2
-"""A longer gap is a stall. The scheduling noise of a loaded machine stays below it."""
+"""A gap longer than this is a stall. The scheduling noise of a loaded machine stays below it."""
 
 
 def wall_offset_ns() -> int:
@@ -133,7 +133,8 @@ class StallMeter:
             self._arm()
 
     def expect_pause(self) -> None:
-        """Set the timer for the next tick if none is set: in virtual time only a pause stops a process, and is announced."""
+        """Set the timer for the next tick if none is set. In virtual time, only a pause stops a process, and each pause is announced by this
+        call."""
         if self._timer is None:
             self._arm()
 
@@ -156,5 +157,5 @@ class StallMeter:
             self._on_stall(gap)
         self._timer, self._due = None, now
         if self._needed():
-            self._due += STALL_TICK_S  # it may have passed: then the process stalled again meanwhile
+            self._due += STALL_TICK_S  # already passed if the process has stalled again meanwhile
             self._timer = asyncio.get_running_loop().call_at(self._due, self._tick)

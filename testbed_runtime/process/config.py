@@ -21,7 +21,7 @@ COUNTERS_PATH = "/v1/counters"
 
 
 def read_token(path: str | Path) -> str:
-    """Read a bearer token. Raises UserError for an empty file, because then every endpoint would be closed."""
+    """Read a bearer token. Raises UserError for an empty file, because every endpoint would reject every request."""
     token = Path(path).read_text(encoding="utf-8").strip()
     if not token:
         raise UserError("token_file", f"{path} is empty", "write the token into it")
@@ -61,7 +61,7 @@ class AgentConfig(ConfigFile, frozen=True, kw_only=True):
     hosts: Mapping[str, str] = field(default_factory=dict)
     seed: int = 1
     owned: bool = True
-    """End when stdin closes. In a pod stdin is not a pipe of the parent."""
+    """Whether the process ends when stdin closes. In a pod, stdin is not a pipe of the parent."""
 
 
 class ProcessConfig(ConfigFile, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from testbed_runtime.timeouts import repeated
 from testbed_runtime.transport.names import Session
 
 MAX_OBJECT_BYTES = 64 * 1024 * 1024
-"""Limit for a subtask's state. A larger one is a mistake in the scenario and would fill this process's memory."""
+"""Maximum size of an object, such as a subtask's state. A larger one is a mistake in the scenario and would fill this process's memory."""
 REQUEST_LIMIT_S = 10.0
 """Time limit for one object, including an fsync on a busy disk."""
 AWAY_LIMIT_S = 5.0
@@ -42,7 +42,7 @@ EPOCH = "/v1/epoch"
 
 
 class Fenced(OSError):
-    """Another JobManager has taken over: this one must end."""
+    """Another JobManager has taken over the store, so this one must end."""
 
 
 class HttpBlobStore:
@@ -67,7 +67,7 @@ class HttpBlobStore:
         self.epoch = 0
 
     async def take_over(self, epoch: int = 0) -> int:
-        """Write as the newest JobManager from now on; the previous one is fenced. Waits for a store that is still starting.
+        """Write as the newest JobManager from now on, which fences the previous one. Waits for a store that is still starting.
 
         `epoch` is this JobManager's number (0: the next one). Raises Fenced when a larger number has taken over before."""
         answer = await self._call("POST", f"{EPOCH}?epoch={epoch}", limit_s=START_LIMIT_S)
@@ -97,7 +97,7 @@ class HttpBlobStore:
     async def _call(
         self, method: str, path: str, body: bytes | None = None, *, limit_s: float | None = None
     ) -> bytes:
-        """Call the store, again while it does not answer: every call must be idempotent."""
+        """Call the store, and repeat the call while the store does not answer. Every call must be idempotent."""
         try:
             return await repeated(
                 lambda: self._once(method, path, body),

@@ -1,4 +1,4 @@
-"""`ports.storage.StateFileStore` in a folder and in memory. Files are not synced: what counts is in the checkpoint store."""
+"""`ports.storage.StateFileStore` in a folder and in memory. Files are not synced, because durable state is in the checkpoint store."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class SupervisorConfig(ConfigFile, frozen=True, kw_only=True):
     run: str = ""
     trial: str = ""
     owned: bool = True
-    """End when stdin closes. In a pod stdin is not a pipe of the parent."""
+    """Whether the process ends when stdin closes. In a pod, stdin is not a pipe of the parent."""
     seed: int = 1
     backends: tuple[str, ...] = PROCESS_BACKENDS
     """The fault backends that this supervisor carries out."""
@@ -40,6 +40,6 @@ class SupervisorState(Struct, frozen=True):
     control: Address
     token_file: str
     work_folder: str
-    """The folder to remove if it can no longer do that; empty: none."""
+    """The folder to remove if the supervisor can no longer do that; empty: none."""
     run: str
     trial: str
