@@ -1,7 +1,7 @@
 """Rules that ValidatingAdmissionPolicies check at `kubectl apply`, with texts like those of the command line. Pure data.
 
-They say what CEL can: names that do not exist and options that do not exist. The operator makes every check again, so a cluster
-without these policies reports them in the condition Accepted. Typing mistakes in Flink's own options and long cycles need
+They check what CEL can express: names that do not exist and options that do not exist. The operator repeats every check, so a cluster
+without these policies reports the same problems in the condition Accepted. Typing mistakes in Flink's own options and long cycles need
 the operator, whose webhook can refuse them at once.
 """
 
@@ -41,7 +41,7 @@ def _policy(kind: str, declared: CustomResource) -> dict[str, Any]:
         "resources": [declared.plural],
     }
     return {
-        "failurePolicy": "Ignore",  # what cannot be evaluated is judged by the operator
+        "failurePolicy": "Ignore",  # if a rule cannot be evaluated, the operator judges the object
         "matchConstraints": {"resourceRules": [rule]},
         "matchConditions": [CHANGED],
         "variables": _variables(declared.testbed),

@@ -173,8 +173,8 @@ AREAS_WITHOUT_EFFECT = (
     "jobstore.", "kubernetes.", "metrics.", "pekko.", "process.", "python.", "queryable-state.", "rest.", "s3.", "security.",
     "slow-task-detector.", "sql-client.", "sql-gateway.", "state.", "table.", "traces.", "user.", "web.", "yarn.", "zookeeper.",
 )  # fmt: skip
-"""Beginnings of keys of what a testbed does not have, for example a REST server, reporters of metrics, or file systems. A key that is
-neither effective nor a typo of a known one has no effect if it begins with one of them."""
+"""Prefixes of keys about components that a testbed does not have, for example a REST server, metric reporters, or file systems. A key
+with such a prefix that is neither effective nor a typo of a known key has no effect."""
 _TYPO_TARGETS = sorted({*BY_KEY, *ALIASES, *WITHOUT_EFFECT})
 
 
@@ -239,7 +239,7 @@ def edits(a: str, b: str) -> int:
 
 
 _NOT_READ_BY_2 = ("security.ssl.enabled", "jobmanager.heap.size")
-"""Older names that Flink 2 does not read. It reads all others, as deprecated keys."""
+"""Older names of options that Flink 2 does not read. It reads all other older names, as deprecated keys."""
 
 
 def _version_note(key: str, option: Option, flink_version: str) -> str:
@@ -287,10 +287,10 @@ _LEAST = {
     SORT_MIN_BUFFERS: 1,
     MAX_TCP_CONNECTIONS: 1,
 }
-"""The smallest values of options that sizes are calculated from."""
+"""The smallest values of the options from which sizes are calculated."""
 
 _SHARES = ("restart-strategy.exponential-delay.jitter-factor",)
-"""Options whose value is a share: above 1 it was probably meant as a percentage."""
+"""Options whose value is a share. A value above 1 was probably meant as a percentage."""
 
 
 def value_doubt(option: Option, value: str, version: str, *, written: str = "") -> str:

@@ -11,7 +11,7 @@ KEY_BITS = 2048
 LIFETIME = datetime.timedelta(days=3650)
 """Longer than any testbed exists. Only its own processes trust the certificate, and its key is deleted with the testbed."""
 CLOCK_SLACK = datetime.timedelta(hours=1)
-"""The certificate is valid from this much earlier, in case the clock is set back meanwhile or another node's is behind."""
+"""The certificate is valid from this much earlier, in case the clock is set back later or the clock of another node is behind."""
 NAME = "headgate testbed"
 
 

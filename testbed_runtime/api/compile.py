@@ -52,7 +52,7 @@ def compile_run(
     scenario: models.Scenario, *, scenario_folder: Path, variants: Sequence[str] = (), control: bool = True
 ) -> RunPlan:
     """Return the plan of a run: the first trial of each variant (of `variants`, if given), after its control trial, then the
-    second of each, and so on: what changes with time changes all variants alike.
+    second trial of each, and so on. In this order, changes over time affect all variants alike.
 
     A variant without faults gets no control trial, because it would be the same trial. Trial n of every variant has the
     same seed. `scenario_folder` contains the files that python operators name.
@@ -73,7 +73,7 @@ def compile_run(
 
 
 def planned_looks(spec: models.ScenarioSpec) -> tuple[int, ...]:
-    """Return after how many trials a run that may stop early looks at its comparisons; empty for one that may not."""
+    """Return the numbers of trials after which a run evaluates its comparisons to stop early. Empty for a run that may not stop early."""
     stop = spec.stop_early
     return looks(stop.min_trials, spec.trials) if stop else ()
 
@@ -120,7 +120,7 @@ class MergedVariant(Struct, frozen=True):
 
 
 def merged_variants(spec: models.ScenarioSpec) -> list[MergedVariant]:
-    """Return the merged variants in the order of the document; without variants one called `main`."""
+    """Return the merged variants in the order of the document. A document without variants has one called `main`."""
     return [_merged(spec, variant) for variant in spec.variants] or [without_variants(spec)]
 
 
@@ -148,15 +148,16 @@ def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> MergedVariant
 def merge_expectations(
     base: Iterable[models.Expectation], own: Iterable[models.Expectation]
 ) -> tuple[models.Expectation, ...]:
-    """A variant's item about the same metric, quantile, phase and other variant replaces the scenario's; others are added."""
+    """Merge expectations. A variant's item about the same metric, quantile, phase and other variant replaces the scenario's item. Other items
+    are added."""
     merged = {e.key: e for e in base}
     merged.update({e.key: e for e in own})
     return tuple(merged.values())
 
 
 def compile_fault(spec: models.FaultSpec, *, seed: int | None = None) -> Fault:
-    """Return the fault as core.faults knows it, with its parameters in SI units. `seed` is that of the trial and draws how far
-    within `jitter` the fault begins; without a seed it is at the end of it."""
+    """Return the fault as core.faults knows it, with its parameters in SI units. `seed` is the trial's seed, which decides
+    where within `jitter` the fault begins. Without a seed, the fault begins at the end of `jitter`."""
     before_submit = spec.at == fields.AT_DEPLOY
     share = 1.0 if seed is None else Random(f"{seed}/{spec.name}/at").random()  # noqa: S311
     return Fault(
@@ -174,7 +175,7 @@ def compile_fault(spec: models.FaultSpec, *, seed: int | None = None) -> Fault:
 
 
 def _params(spec: models.FaultSpec) -> dict[str, Any]:
-    """The kind's parameters by Parameter.key, without optional parameters that are not set."""
+    """Return the kind's parameters by Parameter.key, without optional parameters that are not set."""
     params: dict[str, Any] = {}
     for parameter in spec.kind.parameters:
         value = getattr(spec.parameters, parameter.name)
@@ -273,7 +274,7 @@ def _vertex(vertex: models.Vertex, loops: Sequence[Found]) -> JobVertex:
     service_time_s = parse_duration(vertex.service_time)
     source = operator = sink = None
     if vertex.source is not None:
-        # not strict: decimals are strings in a document
+        # not strict, because decimals are strings in a document
         source = msgspec.convert(vertex.source, SourceConfig, from_attributes=True, strict=False)
     if vertex.operator is not None:
         operator = OperatorConfig(

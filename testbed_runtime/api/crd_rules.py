@@ -1,6 +1,7 @@
 """Rules that a schema alone cannot express, as CEL for the API server. Each message says how to fix the object. Pure data.
 
-Only what one object shows: exactly-one, bounds between two fields, what may not change. Job graph and options are judged by api.validate.
+The rules cover what a single object shows: exactly-one, bounds between two fields, immutable fields. api.validate checks the job graph
+and the options.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Rule = dict[str, str]
 """One entry of `x-kubernetes-validations`."""
 
 _SIMPLE_DURATION = "'^[0-9]{1,9} ?(ms|s|m|h|us|ns)$'"
-"""Durations that CEL can read; of others only the operator can say which is longer."""
+"""The pattern of durations that CEL can read. Only the operator can compare other durations."""
 _UNIONS: dict[type[BaseModel], tuple[str, Sequence[str]]] = {
     models.Vertex: ("", models.VERTEX_ROLES),
     models.TargetSpec: ("", ("task_managers", "job_manager")),
@@ -84,7 +85,7 @@ _ROOTS: dict[str, tuple[Rule, ...]] = {
 
 
 def _of_kind(kind: Kind, model: type[BaseModel]) -> list[Rule]:
-    """The rules between a kind's parameters that CEL can express."""
+    """Return the rules between a kind's parameters that CEL can express."""
     rules = [_union(model, "", kind.one_of)] if kind.one_of else []
     for constraint in kind.constraints:
         if constraint.at_most:
@@ -107,7 +108,7 @@ def rules_of(model: type[BaseModel]) -> list[Rule]:
 
 
 def rules_of_root(kind: str) -> list[Rule]:
-    """Rules for the whole object: its name, and changes that its status forbids."""
+    """Return the rules for the whole object: its name, and changes that its status forbids."""
     declared = CUSTOM_RESOURCES[kind]
     most, why = declared.max_name, declared.name_use
     named = {

@@ -55,7 +55,7 @@ def _schema(hint: Any) -> Schema:
 
 
 def _conditions() -> Schema:
-    """Return what the API server needs to merge conditions by type: each has all fields but the generation."""
+    """Return the keywords with which the API server merges conditions by type. Each condition has all fields but the generation."""
     fields = _properties(Condition)
     required = [name for name in fields if name != "observedGeneration"]
     merged = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}

@@ -36,7 +36,7 @@ KEPT = (
 )
 """Keywords that are copied from the JSON schema."""
 FILLED_IN = ("TaskManagers", "Timeline", "Budget")
-"""Parts that the API server fills in when they are missing, because other components or readers look at them."""
+"""Parts that the API server fills in when they are missing, because other components or users read them."""
 MAX_EXACT = 2**53
 """Larger bounds cannot be represented exactly as JSON numbers; `format: int64` limits those fields."""
 

@@ -56,8 +56,8 @@ def read_document(text: str, *, name: str = "") -> Document:
 
 
 def compose(text: str, where: str) -> list[yaml.Node]:
-    """Return the root node of each YAML document. Comments and a lone `null` are none: tools write `---` before and after a document.
-    Raises UserError as `read_document` does."""
+    """Return the root node of each YAML document. Comments and a lone `null` do not count as documents, because tools write `---` before and
+    after a document. Raises the UserErrors of `read_document`."""
     if len(text.encode()) > limits.MAX_DOCUMENT_BYTES:
         raise UserError(
             where, f"has more than {limits.MAX_DOCUMENT_BYTES} bytes", "a scenario is a small file"

@@ -31,8 +31,8 @@ def whole_number(environment: Environment, name: str, default: int, *, least: in
 
 
 def names(environment: Environment, name: str, hint: str = "") -> tuple[str, ...]:
-    """Return the different names of a list that is separated by commas. With a `hint` the variable has to be set, perhaps to no names:
-    raises UserError otherwise."""
+    """Return the different names of a list that is separated by commas. With a `hint` the variable has to be set, possibly to no
+    names: raises UserError otherwise."""
     if hint and name not in environment:
         raise UserError(name, "is not set", hint)
     listed = (item.strip() for item in environment.get(name, "").split(","))

@@ -52,7 +52,7 @@ def doubts(setting: MergedVariant, path: str) -> Iterator[str]:
 
 
 def doubts_alone(spec: models.FaultSpec, where: str) -> Iterator[str]:
-    """Yield the delay of a fault that ends before anything can be as late as requested."""
+    """Yield a warning about a fault that ends before any call or frame can be delayed by as much as requested."""
     fault = compile_fault(spec)
     for parameter in kind_of(fault).parameters:
         delay_s = fault.params.get(parameter.key)
@@ -86,7 +86,7 @@ def _on_stopped(setting: MergedVariant, path: str) -> Iterator[UserError]:
 
 
 def _killed(fault: Fault, kill: Fault, after_s: float, gone_s: float) -> bool:
-    """Whether the fault acts on a running process, and what `kill` killed has not been replaced yet."""
+    """Return whether the fault acts on a running process while the process that `kill` killed has not been replaced yet."""
     if kill.kind not in (KILL, JOBMANAGER_KILL) or fault.before_submit:
         return False
     dead_s = kill.duration_s if kill.kind == JOBMANAGER_KILL else gone_s
@@ -94,21 +94,21 @@ def _killed(fault: Fault, kill: Fault, after_s: float, gone_s: float) -> bool:
 
 
 def _paused(fault: Fault, pause: Fault, after_s: float) -> bool:
-    """Whether the target itself has to carry the fault out, and is still paused."""
+    """Return whether the target itself has to carry out the fault and is still paused."""
     if pause.kind not in (PAUSE, JOBMANAGER_PAUSE) or fault.before_submit != pause.before_submit:
         return False
     return after_s < pause.duration_s and _carried_by_target(fault)
 
 
 def _carried_by_target(fault: Fault) -> bool:
-    """Whether the selected processes themselves carry the fault out. Its senders drop or delay a frame, and the JobManager mutes the
-    answers to its heartbeats."""
+    """Return whether the selected processes themselves carry out the fault. Frames to them are dropped or delayed by
+    the senders, and answers to heartbeats are muted by the JobManager."""
     muted = fault.kind == "heartbeats.mute" and fault.params.get("direction") == "response"
     return {*kind_of(fault).backends} == {"channel"} and fault.direction != "to" and not muted
 
 
 def _selects_stopped(fault: Fault, stop: Fault, *, same: bool) -> bool:
-    """Whether a fault certainly selects a process that `stop` killed or paused. `same`: the placement is still the same."""
+    """Return whether a fault certainly selects a process that `stop` killed or paused. `same`: the placement is still the same."""
     if fault.target.mode != "all":
         return False
     if fault.target.names or stop.kind in (JOBMANAGER_KILL, JOBMANAGER_PAUSE):

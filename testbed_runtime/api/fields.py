@@ -80,7 +80,8 @@ _Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
 
 
 def _shown(pattern: str, problem: str) -> Any:
-    """Add a rule to the schema only: the validator has more messages. `problem` follows the value, which the API server does not show."""
+    """Add a rule to the schema only, because the validator has more detailed messages. In them, `problem` follows the value, which the API
+    server does not show."""
     rule: JsonDict = {
         "rule": f"self.matches(r'^({pattern})$')",
         "message": problem,

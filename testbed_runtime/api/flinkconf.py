@@ -26,20 +26,20 @@ DEPLOYED = (DEPLOYMENT, "FlinkSessionJob")
 FILES = ("config.yaml", "flink-conf.yaml")
 """Names of Flink's configuration files, in a `conf` folder and in a ConfigMap."""
 LAST_LEGACY = "1.20"
-"""The last version that reads a flink-conf.yaml."""
+"""The last version of Flink that reads a flink-conf.yaml."""
 PARTLY_MODELLED = ("high-availability.type", "state.backend.type", "taskmanager.load-balance.mode")
-"""Options with more values in Flink than here."""
+"""Options for which Flink has more values than Headgate supports."""
 OTHER_SCHEDULERS = {"jobmanager.scheduler": "adaptive", "scheduler-mode": "reactive"}
-"""Values with which a job recovers in another way than here."""
+"""Values with which a job in Flink recovers in another way than in a testbed."""
 PATH = "flinkConfiguration"
 """Path of the options in messages, as in a scenario and in a FlinkDeployment."""
 _DEPLOYED = re.compile(rf"^kind: *([\"']?)(?:{'|'.join(DEPLOYED)})\1\s*(?:#.*)?$", re.MULTILINE)
 _TEMPLATE = "{{"
-"""In a template of Helm, which is not YAML yet."""
+"""Text that shows that a file is a Helm template, which is not YAML yet."""
 _NAMED = re.compile(r"\[([^\]]+)\]")
 _PAIR = re.compile(r"^(\S.*?): \s*(\S.*)$")
 _LEGACY = re.compile(r"^([^\s:#][^:#]*): \s*(\S.*)$")
-"""A line of a file that is probably a flink-conf.yaml, by its name or not."""
+"""A line that shows that a file is probably a flink-conf.yaml, whatever its name."""
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
 _WHOLE = re.compile(r"[-+]?[0-9]{1,99}|0o[0-7]{1,99}|0x[0-9a-fA-F]{1,99}")
 _REAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
@@ -169,7 +169,7 @@ def find(text: str, name: str) -> tuple[FlinkConf, ...]:
 
 
 def is_deployment(text: str) -> bool:
-    """Return whether a text has an object of the Flink Kubernetes operator with options, also if it cannot be read. Pure."""
+    """Return whether a text has an object of the Flink Kubernetes operator with options, even if the text cannot be parsed. Pure."""
     return _TEMPLATE not in text and _DEPLOYED.search(text) is not None
 
 
@@ -200,7 +200,7 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
     for key, value in conf.options.items():
         standing, canonical = judge(key, version).standing, ALIASES.get(key, key)
         if standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
-            collected.without_effect.append(key)  # also a secret: its value is not recorded
+            collected.without_effect.append(key)  # this applies to secrets too, whose values are not recorded
             if value.lower() == OTHER_SCHEDULERS.get(key):
                 why = "is not modelled: here a job restarts with its own parallelism, and waits for all of its slots"
                 collected.warnings.append(f"{PATH}[{key}]: {value!r} {why}")
@@ -229,7 +229,7 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
 
 
 def _as_pair(line: str) -> str:
-    """Return how to write a line that is no pair."""
+    """Return how to write a line that is not a `key: value` pair."""
     if line.endswith(":"):
         return f"this file is not nested: write the whole key in each line, as in {line[:-1]}.key: value"
     if ":" in line:
@@ -265,8 +265,8 @@ def _plain(
 
 
 def _legacy(text: str, *, lenient: bool = False) -> FlinkConf | None:
-    """Return the options of a file of `key: value` lines, as Flink reads it until 1.20; None if it has other lines. `lenient`: as Flink
-    does, read each line alone, also an indented one, and ignore the others."""
+    """Return the options of a file of `key: value` lines, as Flink reads it until 1.20; None if it has other lines. `lenient`: like Flink,
+    read each line by itself, even if it is indented, and ignore lines that are no pairs."""
     found: dict[str, tuple[str, int]] = {}
     ignored: dict[int, str] = {}
     before = (0, "")
@@ -325,7 +325,7 @@ def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
 
 
 def _resource_memory(text: str) -> str:
-    """Return a size of a FlinkDeployment in Flink's syntax: Kubernetes' units are read if Flink does not know them."""
+    """Return a size of a FlinkDeployment in Flink's syntax. Units that Flink does not know are read as Kubernetes' units."""
     try:
         parse_memory(text)
     except ValueError:

@@ -26,8 +26,8 @@ _DELTA_ONLY = ("flat-map", "solution-set-join")
 
 
 class Found(Struct, frozen=True):
-    """An iteration as it is written. `tail` is None without a feedback edge, `chain` leads from the first vertex to the tail and is
-    empty unless they are connected."""
+    """An iteration as it is written in the document. `tail` is None without a feedback edge. `chain` leads from the first vertex after the
+    head to the tail, and is empty unless they are connected."""
 
     head: models.Vertex
     tail: models.Vertex | None
@@ -52,7 +52,7 @@ def data_edges(job: models.Job) -> list[models.Edge]:
 
 
 def iterations(job: models.Job) -> list[Found]:
-    """Return the iterations, also incomplete ones."""
+    """Return all iterations, including incomplete ones."""
     vertices = {v.name: v for v in job.vertices}
     found = []
     for head in job.vertices:
@@ -163,7 +163,7 @@ def _one(job: models.Job, one: Found, path: str, index: dict[str, str]) -> Itera
 
 
 def _inside(job: models.Job, one: Found, index: dict[str, str]) -> Iterator[UserError]:
-    """Each vertex of the step function is an operator of the right kind, with one output."""
+    """Yield a problem for each vertex of the step function that is no suitable operator, or has other outputs than the next vertex."""
     tail, kind = one.chain[-1], one.config.kind
     for vertex in one.chain:
         where = index[vertex.name]
@@ -185,7 +185,7 @@ def _inside(job: models.Job, one: Found, index: dict[str, str]) -> Iterator[User
 
 
 def _edges(job: models.Job, one: Found, path: str) -> Iterator[UserError]:
-    """The head feeds the step function and at least one other vertex; records inside are never copied or stored."""
+    """Check the edges: the head must feed the step function and at least one other vertex, and records inside are never copied or stored."""
     inside = {v.name for v in one.chain}
     results = [e for e in data_edges(job) if e.from_ == one.head.name and e.to not in inside]
     if not results:
@@ -204,7 +204,7 @@ def _edges(job: models.Job, one: Found, path: str) -> Iterator[UserError]:
 
 
 def _delta(job: models.Job, one: Found, index: dict[str, str]) -> Iterator[UserError]:
-    """A candidate has to reach the subtask that has the entry with its key."""
+    """Check that each candidate of a delta iteration reaches the subtask that has the entry with its key."""
     head, tail = one.head, one.chain[-1]
     if tail.operator != "solution-set-join":
         text = f"the tail of the delta iteration of {head.name!r} is {tail.operator}"

@@ -96,7 +96,8 @@ def has_blocking(job: models.Job) -> bool:
 
 
 def _blocking(job: models.Job, path: str) -> Iterator[UserError]:
-    """A blocking result is complete when its sources have ended, and a subtask that has ended may run again."""
+    """Check vertices around blocking results. A blocking result is complete only when its sources have ended, and subtasks that have ended
+    may run again."""
     if not has_blocking(job):
         return
     for index, vertex in enumerate(job.vertices):
@@ -137,7 +138,7 @@ def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterat
 
 
 def _shape(job: models.Job, path: str) -> Iterator[UserError]:
-    """Sources have no input, everything else has one; sinks have no output, everything else has one."""
+    """Check inputs and outputs: sources must have no input and sinks no output, and all other vertices must have both."""
     targets, sources = {e.to for e in data_edges(job)}, {e.from_ for e in job.edges}
     for index, vertex in enumerate(job.vertices):
         where, name = f"{path}.vertices[{index}]", vertex.name
@@ -182,9 +183,9 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
 
 
 def _record_sizes(job: models.Job, path: str) -> Iterator[UserError]:
-    """A task reads records of one size."""
+    """Check that the records that each task reads have the same size."""
     sizes = {v.name: {v.source.record_bytes} if v.source else set() for v in job.vertices}
-    for _ in job.vertices:  # more often than a path is long
+    for _ in job.vertices:  # once for each vertex, because no path is longer
         for edge in data_edges(job):
             sizes[edge.to] |= sizes[edge.from_]
     inputs = {v.name: [e.from_ for e in data_edges(job) if e.to == v.name] for v in job.vertices}
@@ -197,7 +198,7 @@ def _record_sizes(job: models.Job, path: str) -> Iterator[UserError]:
 
 
 def _cycle(job: models.Job, path: str) -> list[UserError]:
-    """Find cycles with Kahn's algorithm: vertices that cannot be ordered are in a cycle or behind one."""
+    """Find cycles with Kahn's algorithm: the vertices that cannot be ordered are in a cycle or downstream of one."""
     edges = data_edges(job)
     waiting = {v.name: sum(e.to == v.name for e in edges) for v in job.vertices}
     ready = [name for name, count in waiting.items() if count == 0]

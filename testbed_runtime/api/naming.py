@@ -30,11 +30,11 @@ LABEL_NAME, LABEL_INSTANCE, LABEL_COMPONENT, LABEL_PART_OF = (
     f"app.kubernetes.io/{label}" for label in ("name", "instance", "component", "part-of")
 )
 OPERATOR_LABELS = {LABEL_NAME: MANAGED_BY, LABEL_COMPONENT: "operator"}
-"""On the operator's Deployment and pods, which the manifests and the chart create."""
+"""The labels of the operator's Deployment and pods, which the manifests and the chart create."""
 ANNOTATION_HEAL = f"{GROUP}/heal"
 ANNOTATION_SKIP_HEAL = f"{GROUP}/skip-heal"
 ANNOTATION_REQUEST = f"{GROUP}/request"
-"""Set by a client, which recognizes its own run by it if the answer to the creation was lost."""
+"""An annotation of the client that created a run. With it, the client recognizes its own run if the answer to the creation was lost."""
 ANNOTATION_TRIAL = f"{GROUP}/trial"
 ANNOTATION_SECRET_UID = f"{GROUP}/secret-uid"
 """On a pod of a Testbed: the Secret that it got its token from."""
@@ -58,12 +58,12 @@ PLANE_PORTS = {"data": (DATA_PORT,), "rpc": (JOBMANAGER_PORT, TASKMANAGER_PORT)}
 
 CONFIG_FOLDER = "/etc/headgate/testbed"
 CONFIG_FILE = f"{CONFIG_FOLDER}/testbed.json"
-TOKEN_FILE = "/etc/headgate/token/token"  # noqa: S105 - where it is, not what it is
+TOKEN_FILE = "/etc/headgate/token/token"  # noqa: S105 - a path, not a secret
 CERTIFICATE_KEY = "certificate.pem"
 """Key of the Secret with a Testbed's certificate, and the name of the file that TaskManagers mount."""
 CERTIFICATE_FILE = f"/etc/headgate/certificate/{CERTIFICATE_KEY}"
 FUNCTIONS_VOLUME = "functions-"
-"""Begin of the names of the volumes with Python functions."""
+"""Prefix of the names of the volumes with Python functions."""
 WORK_FOLDER = "/run/headgate"
 DATA_FOLDER = "/var/lib/headgate"
 """The mount point of the volume of a store or recorder."""
@@ -111,12 +111,12 @@ def service_name(testbed: str) -> str:
 
 
 def config_name(testbed: str, uid: str) -> str:
-    """Return the name of a Testbed's ConfigMap. A Testbed that is created again has another uid, so another name."""
+    """Return the name of a Testbed's ConfigMap. It contains the uid, so the ConfigMap of a recreated Testbed has another name."""
     return f"{testbed}-config-{uid[:8]}"
 
 
 def testbed_token_name(testbed: str, uid: str) -> str:
-    """Return the name of the Secret that a Testbed has of its own; it contains the uid as `config_name` does.
+    """Return the name of the Secret that Headgate creates for a Testbed. It contains the uid, as `config_name` does.
 
     The kubelet reads an immutable Secret once, for as long as any pod refers to its name: under a reused name, the pods of
     a new Testbed would be given the token of the earlier one."""
@@ -167,5 +167,5 @@ def trial_testbed_name(run: str, trial: str) -> str:
 
 
 def first_incarnation(pod: int) -> int:
-    """Return the incarnation that a process reports after its first start in a pod, from the number of the pod, from 1."""
+    """Return the incarnation that a process reports after its first start in a pod. The pods of a process are numbered from 1."""
     return (pod - 1) * STARTS_PER_POD + 1

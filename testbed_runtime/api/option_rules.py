@@ -57,7 +57,7 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
 
 
 def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
-    """Yield the options that a job with bounded sources cannot have."""
+    """Yield an error for each option that a job with bounded sources cannot have."""
     why = "a blocking result" if has_blocking(job) else "an iteration" if iterations(job) else ""
     if why and options.duration(CHECKPOINTS) > 0:
         text = f"a job with {why} takes no checkpoints"
@@ -127,7 +127,7 @@ def judge_key(
 
 
 def value_errors(where: str, canonical: str, value: str, version: str) -> Iterator[UserError]:
-    """Yield why the value of an option that acts here cannot be used."""
+    """Yield the errors of the value of an option that has an effect here."""
     if canonical == SLOTS_KEY:
         yield UserError(where, "is set by the testbed itself", "write it as taskManagers.slots")
     problem = value_problem(BY_KEY[canonical], value, version)
@@ -174,7 +174,7 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
 
 
 def _refused(options: Options, path: str) -> Iterator[UserError]:
-    """Yield combinations that the component refuses that they configure."""
+    """Yield combinations that are refused by the component that they configure."""
     for read in (
         process_memory,
         HeartbeatConfig.of,
@@ -219,7 +219,7 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
 
 
 def doubts_together(options: Options, path: str) -> Iterator[str]:
-    """Yield what is allowed and probably a mistake, whatever the job is."""
+    """Yield warnings about values that are allowed, but are probably mistakes in any job."""
     managed = "taskmanager.memory.managed.size"
     if (
         options.string("state.backend.type") == "rocksdb"

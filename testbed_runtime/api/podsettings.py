@@ -1,5 +1,5 @@
-"""Settings of every pod that Headgate creates: its security context, and what an installation adds (where it may run, how important
-it is). Pure."""
+"""Settings of every pod that Headgate creates: its security context, and the settings of the installation, such as its scheduling and
+its priority. Pure."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def model_errors(model: type[BaseModel], error: ValidationError) -> list[UserErr
 def without_refused(data: Any, error: ValidationError) -> Any:
     """Return a copy of the document without the fields that the models refuse, so that the others can be judged.
 
-    None if a field is missing, or an item of a list would go: the paths of later items would change. Faults may go, because no other
-    field is judged by them."""
+    None if a field is missing, or if an item of a list would be dropped, which would change the paths of later items. Faults may be
+    dropped, because no other field is checked against them."""
     kept = copy.deepcopy(data)
     for item in error.errors(include_url=False):
         loc = [step for step in item["loc"] if not _is_union_step(step)]
@@ -70,7 +70,7 @@ def _drop(data: Any, loc: Sequence[int | str]) -> bool:
         try:
             data = data[step]
         except (KeyError, IndexError, TypeError):
-            return True  # dropped before
+            return True  # an enclosing field was dropped before
     if not isinstance(data, dict) or not loc:
         return False
     data.pop(loc[-1], None)
@@ -137,7 +137,7 @@ def _text_error(model: type[BaseModel], loc: list[int | str], value: Any) -> Use
     if isinstance(value, dict) and "Configuration" in str(loc[-2:]):
         return UserError(path, "is nested", f"write the whole key in one line: {_flat(loc[-1], value)}")
     hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
-    if hint and "options" in loc and isinstance(loc[-1], int):  # a value of an option in a study
+    if hint and "options" in loc and isinstance(loc[-1], int):  # the path of an option's value in a study
         hint += ", a duration with its unit"
     return UserError(path, f"must be text, got {show(value)}", hint)
 

@@ -1,4 +1,4 @@
-"""Refusals of the API server that are no question of rights: part of its text, and how to change what refuses."""
+"""Refusals of the API server for other reasons than missing permissions: part of the message of each, and how to resolve it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from msgspec import Struct
 NOT_ADMITTED, QUOTA_EXCEEDED = "NotAdmitted", "QuotaExceeded"
 """Reasons of the condition Stalled."""
 TERMINATING = "is being terminated"
-"""Part of the text (403) for what is created in a namespace that is being deleted."""
+"""Part of the message (403) for an object that is created in a namespace that is being deleted."""
 
 
 class Refusal(Struct, frozen=True):
-    """How to change what refuses, and the reason that a status names."""
+    """How to resolve a refusal, and the reason that a status names."""
 
     hint: str
     reason: str = NOT_ADMITTED
@@ -36,5 +36,5 @@ _REFUSALS = {
 
 
 def refusal_of(text: str) -> Refusal | None:
-    """Return what the text of a refused request means, or None if it is not known."""
+    """Return the Refusal that matches the message of a refused request, or None if the message is not known."""
     return next((found for part, found in _REFUSALS.items() if part in text), None)

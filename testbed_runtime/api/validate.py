@@ -29,7 +29,7 @@ from testbed_runtime.core.errors import HeadgateError, UserError, nearest
 from testbed_runtime.core.judgement.metrics import METRICS
 
 _ALONE = re.compile(r"Configuration\[[^]]*\]$|\.metric$|\.options\[\d+\]")
-"""Paths of errors that no other field can cause: those of options of Flink, and names of metrics."""
+"""Paths of errors that do not depend on other fields: those of Flink's options and of names of metrics."""
 P_co = TypeVar("P_co", bound=models.Part, covariant=True)
 
 

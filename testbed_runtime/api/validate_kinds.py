@@ -23,7 +23,7 @@ from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import LATEST
 
 CREATED_BY_SERVER = "generated"
-"""Name of an object that has only `generateName` so far."""
+"""Placeholder for the name of an object that has only `generateName` so far."""
 
 KindFindings = Findings[models.Part]
 """The findings about an object of any kind."""
@@ -98,7 +98,7 @@ def _checkpoint_problems(scenario: models.ScenarioSpec) -> list[UserError]:
 
 
 def _run(resource: Any) -> KindFindings:
-    """The copy of the scenario gets the errors of a Scenario, with their paths moved below `spec.scenario`."""
+    """Validate a ScenarioRun. Its copy of a scenario gets the errors of a Scenario, with their paths moved below `spec.scenario`."""
     spec: kinds.ScenarioRunSpec = resource.spec
     scenario = models.Scenario.model_construct(
         api_version=API_VERSION,
@@ -162,7 +162,7 @@ def _study(resource: Any) -> KindFindings:
 
 
 def _not_compared(index: int, item: models.Expectation, spec: kinds.TuningStudySpec) -> UserError | None:
-    """Return why a requirement with `versus` would not be judged: its variant does not run, or None."""
+    """Return why a requirement with `versus` would not be judged, because its variant does not run; otherwise None."""
     if item.versus is None or item.versus in spec.variants:
         return None
     path = f"spec.require[{index}].versus"

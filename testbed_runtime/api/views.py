@@ -35,7 +35,7 @@ T = TypeVar("T")
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
-"""Reasons of a waiting container that is not in trouble."""
+"""Reasons of a waiting container that do not indicate a problem."""
 WITHOUT_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 """Reasons of a waiting container whose image cannot be pulled."""
 HOW_TO_SCHEDULE = "free resources, add a node, or change pods.resources and pods.nodeSelector of the testbed"
@@ -50,8 +50,8 @@ def seconds(text: str) -> float:
 
 
 class At(Generic[T]):
-    """An attribute of a view: the value at a path of its JSON, as `read` or the type of the default reads it. The default counts where
-    the value is missing or null."""
+    """An attribute of a view: the value at a path of its JSON, converted by `read` or by the type of the default. The default is used
+    if the value is missing or null."""
 
     def __init__(self, *path: str, default: T, read: Callable[[Any], T] | None = None) -> None:
         self._path = path
@@ -120,7 +120,7 @@ class Resource(Struct, frozen=True):
         return next((str(o["uid"]) for o in self.owners if o.get("controller")), "")
 
     def owned_by(self, owner: Resource) -> bool:
-        """Compare uids: an earlier object of the same name had another one."""
+        """Return whether this object belongs to that owner. Uids are compared, because an earlier object of the same name had another uid."""
         return any(o["uid"] == owner.uid for o in self.owners)
 
     def reference(self, *, controller: bool = True) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Container(Struct, frozen=True):
 
     @property
     def running_since(self) -> float | None:
-        """When it started, in seconds since 1970; None unless it runs."""
+        """When the container started, in seconds since 1970; None unless it is running."""
         found = (self.raw.get("state") or {}).get("running")
         return seconds(found["startedAt"]) if found else None
 
@@ -219,13 +219,13 @@ class Pod(Resource, frozen=True):
 
     @property
     def containers_run(self) -> bool:
-        """The phase of a pod whose container waits for its next start is Running, too."""
+        """Whether all containers run. The phase is not enough: a pod whose container waits for its next start is Running, too."""
         up = not any(c.waiting is not None or c.terminated is not None for c in self.containers)
         return self.phase == "Running" and up
 
     @property
     def scheduled_since(self) -> float | None:
-        """When it was scheduled to a node, in seconds since 1970; None before that."""
+        """When the pod was scheduled to a node, in seconds since 1970; None before that."""
         found = self._condition("PodScheduled")
         return seconds(found["lastTransitionTime"]) if found.get("status") == "True" else None
 
@@ -253,7 +253,7 @@ class Pod(Resource, frozen=True):
             return f"{self.status['reason']}: {self.status.get('message', '')}".strip(": ")
         scheduled = self._condition("PodScheduled")
         if scheduled.get("status") == "False":
-            # what follows is about preemption, which the user cannot change
+            # the rest of the message is about preemption, which the user cannot change
             nodes = str(scheduled.get("message", "")).partition(". ")[0]
             return f"{scheduled.get('reason', '')}: {nodes}; {HOW_TO_SCHEDULE}"
         for container in self._unfinished:
@@ -277,7 +277,7 @@ class Pod(Resource, frozen=True):
 
     @property
     def _unfinished(self) -> tuple[Container, ...]:
-        """The containers without the init containers that have done their work: a service mesh adds some."""
+        """The containers without the init containers that have finished. A service mesh adds some."""
         init = map(Container, self.status.get("initContainerStatuses") or ())
         return (*(c for c in init if c.terminated is None or c.terminated.exit_code), *self.containers)
 
@@ -288,7 +288,7 @@ class Pod(Resource, frozen=True):
 
     @property
     def disruption(self) -> str:
-        """Why Kubernetes ends a running pod; empty: it does not. A user's deletion is not included."""
+        """Why Kubernetes ends a running pod; empty if it does not. A deletion by a user is not included."""
         target = self._condition("DisruptionTarget")
         if target.get("status") == "True":
             return f"{target.get('reason', 'DisruptionTarget')}: {target.get('message', '')}".strip(": ")
@@ -299,7 +299,7 @@ class Pod(Resource, frozen=True):
 
     @property
     def node_lost(self) -> bool:
-        """Whether Kubernetes gave up the pod's node: it then takes away Ready only, which a kubelet never does."""
+        """Whether Kubernetes has given up the pod's node. Then only the condition Ready becomes false, which a kubelet never reports."""
         ready, containers = self._condition("Ready"), self._condition("ContainersReady")
         return ready.get("status") == "False" and containers.get("status") == "True"
 
@@ -327,7 +327,7 @@ class ConfigMap(Resource, frozen=True):
         text = (self.raw.get("data") or {}).get(STATUS_KEY, "") if self.owned_by(owner) else ""
         try:
             return msgspec.json.decode(text, type=model) if text else None
-        except msgspec.DecodeError:  # also if the content does not fit the model
+        except msgspec.DecodeError:  # also raised if the content does not fit the model
             return None
 
 
