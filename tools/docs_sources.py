@@ -58,7 +58,7 @@ def _linked(text: str) -> str:
 
 
 def _shown(row: Row) -> str:
-    """Return what the command showed, and what is missing."""
+    """Return the text about what the command showed, and about what is missing."""
     missing = row.missing and f"**{'Missing' if row.commands else 'Not yet'}:** {row.missing}"
     return " ".join(filter(None, [row.result and f"{row.result.rstrip('.')}.", missing]))
 

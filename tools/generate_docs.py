@@ -228,7 +228,7 @@ def _kind_objects(
 
 
 def _defaults_of(option: Option) -> str:
-    """The default, after older ones with the last version that had each."""
+    """Return the default, after older defaults, each with the last version that had it."""
     older = [f"`{text}` until {last}" for last, text in option.until]
     return ", ".join([*older, f"`{option.default}`" if option.default else "–"])
 
@@ -308,7 +308,7 @@ def metrics_page() -> str:
 
 
 def _written(kind: Kind) -> str:
-    """The kind as a document writes it, with its fields."""
+    """Return the kind as it is written in a document, with its fields."""
     family, _, name = kind.path.partition(".")
     return f"{family}: {{{name}: {{{', '.join(f'{p.alias}: …' for p in kind.parameters)}}}}}"
 
@@ -400,7 +400,7 @@ def _command(path: str, callback: Callable[..., Any]) -> str:
 
 
 def _incidents() -> str:
-    """Return the tables of what `headgate new` makes of Flink's errors and options."""
+    """Return the tables of Flink's errors and options, with the documents that `headgate new` writes for them."""
 
     def listed(names: tuple[str, ...]) -> str:
         return ", ".join(f"`{name}`" for name in names)

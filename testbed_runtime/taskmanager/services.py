@@ -44,7 +44,7 @@ class Pace(Struct, frozen=True):
     channel_every: int = 1
     """The channels are sampled once in this many samples of the tasks."""
     lazy: bool = False
-    """For virtual time. A source emits just before its flusher runs and not every few milliseconds, because nothing is read in
+    """Whether the pace is that of virtual time. A source then emits just before its flusher runs and not every few milliseconds, because nothing is read in
     between. A TaskManager checks for stalls only after `expect_pause`, not ten times a second."""
 
 

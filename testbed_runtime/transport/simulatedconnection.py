@@ -219,7 +219,7 @@ class SimulatedConnection:
         """Send what fits into the window, but at least one unit if the window is empty."""
         self._moving = None
         if self._eof_error is not None:
-            self._end(self._eof_error)  # ignore it, like a write to a connection that was reset
+            self._end(self._eof_error)  # like a write to a connection that was reset
         if self.is_closed:
             return
         done: list[Callable[[], None]] = []

@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _hindrance(layout: Layout) -> str | None:
-    """Return why this machine cannot run a cluster of its own, or None."""
+    """Return why this machine cannot run its own cluster, or None if it can."""
     if reason := refusal(sys.platform, os.geteuid()):
         return reason
     try:
@@ -114,7 +114,7 @@ def _packages() -> None:
 
 
 def _prepare(layout: Layout) -> None:
-    """Build what takes long the first time, before tests with a time limit need it. Raises ClusterError when a build fails."""
+    """Build everything that takes long the first time, before tests with a time limit need it. Raises ClusterError when a build fails."""
     choice = state.choose(
         os.environ, layout.kubeconfig, kind_works=shutil.which("kind") is not None, bare=False
     )

@@ -23,7 +23,7 @@ CTR = ("ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io")
 ETCD = "http://127.0.0.1:2379"
 READY_LIMIT_S = 60.0  # seconds that a program may take to answer on a busy machine; usually 2 to 6
 
-# Of every program of the node, all of which are Go's. Their heaps are small, so collecting garbage less often costs little memory,
+# Environment of every program of the node. All are Go programs with small heaps, so collecting garbage less often costs little memory,
 # and the limit bounds it. The processor time is what a small machine lacks.
 GO_ENVIRONMENT = {"GOGC": "400", "GOMEMLIMIT": "512MiB"}
 # Settings of the whole kernel that a kubelet writes. It gets private files with these values instead, so that nothing changes.
@@ -47,7 +47,7 @@ def plan(images: Sequence[str], *, second: Sequence[str] = ()) -> dict[str, Any]
     steps += [_program("kube-apiserver"), *_loaded(images)]
     steps += [_until("the API server is ready", [*kubectl, "get", "--raw", "/readyz"])]
     steps += map(_program, ("kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy"))
-    if second:  # ranges of pods are given in the order of registration
+    if second:  # nodes get their ranges of pod addresses in the order of registration
         steps += [
             _until("the first node has its pods", [*kubectl, "wait", f"--for=jsonpath={{.spec.podCIDR}}={FIRST.pods}",
                                                    f"node/{FIRST.name}", "--timeout=2s"]),
@@ -76,7 +76,7 @@ def _loaded(images: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _link_to_second() -> list[dict[str, Any]]:
-    """The first node's side: a network namespace, the link into it, and the route to its pods."""
+    """Return the first node's part of the link to the second: a network namespace, the link into it, and the route to its pods."""
     link, folder = settings.SECOND_LINK, SECOND.folder
     address = f"{SECOND.router}/{settings.LINK_PREFIX}"
     commands = (
@@ -151,5 +151,5 @@ def configurations(plugins: Path, node: Node = FIRST, *, nodes: int = 1) -> dict
     }
     if node is FIRST:
         found |= {"audit.yaml": filled("audit.yaml")}
-        found |= {"resolv.conf": ""}  # no name server of the host: pods resolve only names in the cluster
+        found |= {"resolv.conf": ""}  # so that pods resolve only names in the cluster
     return found

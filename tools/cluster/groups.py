@@ -15,8 +15,8 @@ RETRY_S = 0.05
 MOUNT_POINT = 4  # field of a line of /proc/self/mountinfo
 DEFAULT_SHARES = {"cpu.shares": 1024, "cpu.weight": 100}  # of one process, in v1 and in v2
 PODS_AS_PROCESSES = 8
-"""On a busy machine all pods together get as much as this many processes. By default it would be one, beside which every program of the
-cluster and every process of a test counts as much as all pods."""
+"""On a busy machine, all pods together get the processor share of this many processes. By default they would get the share of one, and
+every program of the cluster and every process of a test would count as much as all pods together."""
 
 
 def mounts(mountinfo: str) -> list[tuple[Path, str]]:
@@ -42,7 +42,7 @@ def create(nodes: int = 1) -> None:
             if only_v2 or kind == "cgroup":
                 (point / settings.CGROUP).mkdir(exist_ok=True)
                 give_shares(point / settings.CGROUP)
-                if nodes > 1:  # a kubelet removes the groups that it does not know in its own one
+                if nodes > 1:  # a kubelet removes unknown groups within its own group
                     (point / settings.CGROUP / settings.SECOND.folder).mkdir(exist_ok=True)
     except OSError as error:
         raise ClusterError(f"control groups cannot be created: {error}") from error
@@ -85,7 +85,7 @@ def remove_abandoned() -> bool:
     tops = _tops()
     if Path(
         "/sys/class/net", settings.HOST_LINK
-    ).exists():  # the link of a running node, perhaps of another cache
+    ).exists():  # a running node has this link, perhaps that of another cache
         return False
     if not tops or any(listed.read_text().strip() for top in tops for listed in top.rglob("cgroup.procs")):
         return False

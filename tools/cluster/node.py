@@ -1,7 +1,7 @@
 """The node's first process: PID 1 in its own namespaces (processes, mounts, network, host name).
 
-It makes the node's view of the file system, starts the programs of the plan, starts again what ends, and reaps. Everything of the cluster
-is a descendant of it, so its end is the end of all of them, and of their mounts and their network.
+It sets up the node's view of the file system, starts the programs of the plan, restarts those that end, and reaps processes. Every process
+of the cluster is its descendant. When it ends, all of them end, together with their mounts and their network.
 
     python -m tools.cluster.node CACHE [FOLDER]       (started by up.py under `unshare`; CACHE/run/FOLDER/plan.json is the plan)
 
@@ -68,7 +68,7 @@ class Programs:
             self.wait(RETRY_S)
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds`. Reap what has exited and restart what is due."""
+        """Wait at most `seconds`. Meanwhile, reap processes that have exited and restart programs that are due."""
         due = min(self._due.values(), default=time.monotonic() + seconds) - time.monotonic()
         signal.sigtimedwait(SIGNALS, max(0.0, min(seconds, due)))
         self._reap()
@@ -161,7 +161,7 @@ def prepare_files(cache: Path, node: Node, hidden: Mapping[str, str]) -> None:
         _do("mount", "-n", "--bind", str(INSIDE / "run" / "var-lib" / shared.name), str(shared))
     for volume in map(Path, manifests.VOLUME_FOLDERS):
         volume.mkdir(parents=True, exist_ok=True)
-        volume.chmod(0o777)  # no fsGroup reaches a hostPath, and the pods that use it are not root
+        volume.chmod(0o777)  # fsGroup has no effect here, and the pods do not run as root
     for name, value in hidden.items():
         shown = Path("/run/headgate-sysctl") / name
         shown.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def prepare_files(cache: Path, node: Node, hidden: Mapping[str, str]) -> None:
 
 
 def show_processors(count: int) -> None:
-    """Let the kubelet count `count` processors: it counts these folders where it finds no NUMA node. Pods have a /sys of their own."""
+    """Let the kubelet count `count` processors. Where it finds no NUMA node, it counts these folders. Pods have a /sys of their own."""
     for folder in (PROCESSORS, NUMA_NODES):
         if folder.exists():
             _do("mount", "-n", "-t", "tmpfs", "tmpfs", str(folder))

@@ -92,7 +92,7 @@ def extracted(layout: Layout, package: str, file: str) -> Path:
     with step(f"fetching Debian's {package}"):
         try:
             _apt(["download", "-qq", package], folder)
-        except ClusterError:  # lists may be old or absent
+        except ClusterError:  # the package lists may be old or missing
             _apt(["update", "-qq"])
             _apt(["download", "-qq", package], folder)
         archive = next(folder.glob("*.deb"))

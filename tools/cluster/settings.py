@@ -48,13 +48,13 @@ class Node:
 
     @property
     def suffix(self) -> str:
-        """The end of the names of its keys."""
+        """The suffix of the names of the node's keys."""
         return f"-{self.folder}" if self.folder else ""
 
 
 FIRST = Node(NODE, NODE_ADDRESS, HOST_ADDRESS, NODE_POD_RANGE)
 SECOND = Node("headgate-2", "10.245.0.6", "10.245.0.5", "10.244.1.0/24", "second")
-"""In namespaces of its own inside those of the first one, to which its link goes."""
+"""The second node. Its namespaces are inside those of the first node, to which its link leads."""
 SECOND_LINK = "peer0"  # the first node's end of the link
 
 

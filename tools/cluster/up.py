@@ -191,7 +191,8 @@ def _check_overlay(layout: Layout) -> None:
 
 
 def file_system(path: Path, mountinfo: str) -> str:
-    """Return the type of the file system with `path`, from the text of /proc/self/mountinfo. Of two at one mount point, the later counts."""
+    """Return the type of the file system that contains `path`, from the text of /proc/self/mountinfo. If a mount point has two, the later one
+    counts."""
     best, found = -1, ""
     for line in mountinfo.splitlines():
         own, _, after = line.partition(" - ")
@@ -310,7 +311,7 @@ def _kubectl(layout: Layout) -> str | None:
 
 
 def facts(layout: Layout) -> dict[str, Any]:
-    """Return what `status` prints."""
+    """Return the facts that `status` prints."""
     known = state.read(layout)
     return {
         "up": state.runs(known),
