@@ -77,7 +77,7 @@ def processes(spec: Manifest) -> tuple[str, ...]:
 
 
 def testbed_json(testbed: Manifest) -> dict[str, Any]:
-    """Return the configuration file of the testbed, compiled from its spec (decision 0006)."""
+    """Return the configuration of the testbed, which contains its spec (decision 0006)."""
     spec, metadata = testbed["spec"], testbed["metadata"]
     return {
         "name": metadata["name"],

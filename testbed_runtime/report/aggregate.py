@@ -16,7 +16,7 @@ from testbed_runtime.report.model import TrialView
 VALUES_SHOWN = 3
 """Maximum different measured values that a merged row lists."""
 LONG = 80
-"""If values have this many characters, only the first one is listed, such as the round trips of many paths."""
+"""If any value has this many characters, only the first one is listed, such as the round trips of many paths."""
 
 
 def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _trials(group: Sequence[Row]) -> str:
 
 
 def listed(texts: Iterable[str]) -> str:
-    """Join the different texts. If there are many, join the first ones and add the number of all."""
+    """Join the different texts. If there are many, join the first ones and add the number of the others."""
     found = [text for text in dict.fromkeys(texts) if text]
     shown = 1 if any(len(text) >= LONG for text in found) else VALUES_SHOWN
     more = len(found) - shown

@@ -44,8 +44,9 @@ class Pace(Struct, frozen=True):
     channel_every: int = 1
     """The channels are sampled once in this many samples of the tasks."""
     lazy: bool = False
-    """Whether the pace is that of virtual time. A source then emits just before its flusher runs and not every few milliseconds, because nothing is read in
-    between. A TaskManager checks for stalls only after `expect_pause`, not ten times a second."""
+    """Whether the pace is that of virtual time. A source then emits just before its flusher runs and not every few
+    milliseconds, because nothing is read in between. A TaskManager checks for stalls only after `expect_pause`, not ten times a
+    second."""
 
 
 REAL_PACE = Pace()

@@ -149,7 +149,7 @@ class FrameFaults:
             self.active = bool(self._rules or self._queues)
 
     def _drop_credits(self, channel: bytes) -> None:
-        """Drop the withheld credits of a channel that ends (empty: of all channels of the connection), because they have no receiver any more."""
+        """Drop the withheld credits of a channel that ends (empty: of all channels of the connection), because their receiver is gone."""
         for active in self._rules.values():
             for held in active.withheld:
                 if channel in (b"", held.channel):
