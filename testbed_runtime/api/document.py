@@ -55,7 +55,7 @@ def read_document(text: str, *, name: str = "") -> Document:
     return Document(data, node, name)
 
 
-def compose(text: str, where: str) -> list[yaml.Node]:
+def compose(text: str, where: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> list[yaml.Node]:
     """Return the root node of each YAML document. Comments and a lone `null` do not count as documents, because tools write `---` before and
     after a document. Raises the UserErrors of `read_document`."""
     if len(text.encode()) > limits.MAX_DOCUMENT_BYTES:
@@ -63,7 +63,7 @@ def compose(text: str, where: str) -> list[yaml.Node]:
             where, f"has more than {limits.MAX_DOCUMENT_BYTES} bytes", "a scenario is a small file"
         )
     with _not_yaml(where):
-        nodes = yaml.compose_all(text, Loader=yaml.SafeLoader)
+        nodes = yaml.compose_all(text, Loader=loader)
         found = [node for node in nodes if node.tag != "tag:yaml.org,2002:null"]
         for node in found:
             _check_nodes(node, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -41,13 +42,35 @@ _PAIR = re.compile(r"^(\S.*?): \s*(\S.*)$")
 _LEGACY = re.compile(r"^([^\s:#][^:#]*): \s*(\S.*)$")
 """A line that shows that a file is probably a flink-conf.yaml, whatever its name."""
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
-_WHOLE = re.compile(r"[-+]?[0-9]{1,99}|0o[0-7]{1,99}|0x[0-9a-fA-F]{1,99}")
-_REAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-"""Numbers in YAML 1.2's core schema."""
+_TAG = "tag:yaml.org,2002:"
+_NULL, _TEXT = f"{_TAG}null", f"{_TAG}str"
+_SCHEMA = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]{1,99}|0o[0-7]{1,99}|0x[0-9a-fA-F]{1,99}",
+    "float": r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+}
+"""Tag of a plain value → what it looks like in YAML 1.2's core schema."""
+_BUILT = (*_SCHEMA, "str", "seq", "map", "set", "binary")
+"""The tags for which Flink's parser has a constructor."""
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a config.yaml as Flink's parser does: with YAML 1.2's core schema, in which `yes` and `1_000` are words."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes the list of an option as Flink shows it."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _name, _pattern in _SCHEMA.items():
+        _class.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), None)
 
 
 class FlinkConf(Struct, frozen=True, kw_only=True):
@@ -64,8 +87,8 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
     """Whether it is a flink-conf.yaml, which Flink reads until 1.20."""
     ignored: Mapping[int, str] = NOTHING
     """Lines of it that are no `key: value` pairs, by their number."""
-    empty: Mapping[int, str] = NOTHING
-    """Keys of a config.yaml without a value, by the number of their line. Flink does not start with them."""
+    refused: Mapping[int, str] = NOTHING
+    """Problems of a config.yaml with which Flink does not start, by the number of their line."""
     taskmanagers: int = 0
     parallelism: int = 0
 
@@ -121,7 +144,7 @@ def read_all(text: str, name: str) -> list[FlinkConf]:
         return [found]
     is_yaml = re.split("[/ ]", name)[-1] == FILES[0]
     try:
-        nodes = compose(text, name)
+        nodes = compose(text, name, _Loader)
     except UserError:  # flink-conf.yaml is read line by line, and need not be YAML
         if not is_yaml and (found := _legacy(text)):
             return [found]
@@ -133,7 +156,7 @@ def read_all(text: str, name: str) -> list[FlinkConf]:
         and _at(nodes[0], "kind") is None
         and (options := dict(_options(nodes[0], typed=True)))
     ):
-        return [_plain(options, empty=dict(_empty(nodes[0])))]
+        return [_plain(options, refused=dict(_refused(nodes[0])))]
     raise UserError(
         name,
         "is no Flink configuration",
@@ -194,9 +217,11 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
     for line, plain in conf.ignored.items():
         problem = f"{plain!r} is not a `key: value` pair, so Flink ignores it"
         collected.errors.append(UserError(f"line {line}", problem, _as_pair(plain)))
-    for line, key in conf.empty.items():
-        problem = f"{key!r} has no value, so Flink does not start (Error parsing YAML configuration.)"
-        collected.errors.append(UserError(f"line {line}", problem, "remove it, or write a value"))
+    for line, why in conf.refused.items():
+        problem = f"{why}, so Flink does not start (Error parsing YAML configuration.)"
+        collected.errors.append(
+            UserError(f"line {line}", problem, "write a name as the key and a value after it")
+        )
     for key, value in conf.options.items():
         standing, canonical = judge(key, version).standing, ALIASES.get(key, key)
         if standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
@@ -250,7 +275,7 @@ def _plain(
     *,
     legacy: bool = False,
     ignored: Mapping[int, str] = NOTHING,
-    empty: Mapping[int, str] = NOTHING,
+    refused: Mapping[int, str] = NOTHING,
 ) -> FlinkConf:
     values = {key: value for key, (value, _) in options.items()}
     return FlinkConf(
@@ -259,7 +284,7 @@ def _plain(
         lines={key: line for key, (_, line) in options.items()},
         legacy=legacy,
         ignored=ignored,
-        empty=empty,
+        refused=refused,
         parallelism=_number(values.get("parallelism.default", "")),
     )
 
@@ -319,7 +344,7 @@ def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
                 name=_text(_at(node, "metadata", "name")),
                 lines={key: first + line for key, line in found.lines.items()},
                 ignored={first + line: plain for line, plain in found.ignored.items()},
-                empty={first + line: key for line, key in found.empty.items()},
+                refused={first + line: why for line, why in found.refused.items()},
             )
     return None
 
@@ -357,30 +382,71 @@ def _options(
         path = f"{prefix}{key.value}"
         if isinstance(value, yaml.MappingNode):
             yield from _options(value, f"{path}.", typed=typed)
-        elif value.tag != "tag:yaml.org,2002:null":
+        elif value.tag != _NULL and not (typed and _misread(value)):
             yield path, (_value(value, typed=typed), value.start_mark.line + 1)
 
 
 def _value(node: yaml.Node, *, typed: bool) -> str:
-    """Return a value as text: as it is written or, if `typed`, as Flink does after YAML 1.2 has read plain numbers and booleans."""
-    if isinstance(node, yaml.MappingNode):
-        pairs = (f"{_text(key)}: {_value(value, typed=typed)}" for key, value in node.value)
-        return f"{{{', '.join(pairs)}}}"
+    """Return a value as text: as it is written or, if `typed`, as Flink does after YAML 1.2 has read it."""
+    if not typed or isinstance(node, yaml.MappingNode):
+        return str(node.value)
     if isinstance(node, yaml.SequenceNode):
-        return f"[{', '.join(_value(item, typed=typed) for item in node.value)}]"
+        listed = _shown(node)
+        return yaml.serialize(listed, Dumper=_Dumper, width=float("inf"), allow_unicode=True).rstrip("\n")
+    return _scalar(node)
+
+
+def _shown(node: yaml.Node) -> yaml.Node:
+    """Return a node of a list as Flink writes it."""
+    if isinstance(node, yaml.SequenceNode):
+        return yaml.SequenceNode(node.tag, [_shown(each) for each in node.value], flow_style=True)
+    if isinstance(node, yaml.MappingNode):
+        pairs = [(_shown(key), _shown(value)) for key, value in node.value]
+        return yaml.MappingNode(node.tag, pairs, flow_style=True)
+    return yaml.ScalarNode(node.tag, "null" if node.tag == _NULL else _scalar(node))
+
+
+def _scalar(node: yaml.Node) -> str:
+    """Return a number, a boolean or a text as Java shows it."""
     text = str(node.value)
-    if not typed or not isinstance(node, yaml.ScalarNode) or node.style is not None:
-        return text
-    if _WHOLE.fullmatch(text):
-        return str(int(text, 0 if text[1:2] in "ox" else 10))
-    if _REAL.fullmatch(text):
-        return java_double(float(text))
-    return text.lower() if text in ("True", "TRUE", "False", "FALSE") else text
+    match node.tag.removeprefix(_TAG):
+        case "int":
+            return str(int(text, 0 if text[1:2] in "ox" else 10))
+        case "float":
+            if text.startswith("+.") and text[-1].isalpha():
+                raise ValueError("Flink's parser matches +.inf and cannot read it")
+            number = float(text.replace(".", "", 1) if text[-1].isalpha() else text)
+            return (
+                java_double(number)
+                if math.isfinite(number)
+                else str(number).replace("inf", ".inf").replace("nan", ".nan")
+            )
+        case "bool":
+            return text.lower()
+        case _:
+            return text
 
 
-def _empty(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Yield line and key where a value is missing."""
+def _refused(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    """Yield the line and the problem of what Flink's parser does not read: keys without a value or that are no text, and values that do
+    not fit their tag."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        if value.tag == "tag:yaml.org,2002:null":
-            yield key.start_mark.line + 1, key.value
-        yield from _empty(value)
+        line = key.start_mark.line + 1
+        if value.tag == _NULL:
+            yield line, f"{key.value!r} has no value"
+        elif key.tag not in (_TEXT, _NULL):
+            yield line, f"the key {key.value!r} is no text"
+        elif not isinstance(value, yaml.MappingNode) and (problem := _misread(value)):
+            yield line, problem
+        yield from _refused(value)
+
+
+def _misread(node: yaml.Node) -> str:
+    """Return why Flink's parser refuses a value, or nothing."""
+    if node.tag.removeprefix(_TAG) not in _BUILT:
+        return f"{node.tag!r} is an unknown tag"
+    try:
+        _value(node, typed=True)
+    except ValueError:
+        return f"{node.value!r} is no number"
+    return ""

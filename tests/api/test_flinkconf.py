@@ -135,6 +135,13 @@ PLAIN = {
     "''": "",
     "[]": "[]",
     "[0x1F, True, [a, {b: 1}]]": "[31, true, [a, {b: 1}]]",
+    "['a,b', \"5\", 5, yes, '0o17', 'a: b', ~, .INF, \"\"]": "['a,b', '5', 5, yes, '0o17', 'a: b', null, .inf, '']",
+    "-.Inf": "-.inf",
+    "1e400": ".inf",
+    "!!str 007": "007",
+    "!!str 0o17": "0o17",
+    "!!float 5": "5.0",
+    "!!int '5'": "5",
 }
 """Values as a config.yaml has them, and as Flink's Configuration returns them as text."""
 
@@ -159,6 +166,27 @@ def test_a_key_of_a_config_yaml_without_a_value_is_an_error_with_its_line(first)
         (f"line {first + 2}", "'interval' has no value"),
         (f"line {first + 4}", "'x' has no value"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("0x1F: a", "the key '0x1F' is no text"),
+        ("true: a", "the key 'true' is no text"),
+        ("b: !mine 5", "'!mine' is an unknown tag"),
+        ("b: !!timestamp 2001-01-01", "'tag:yaml.org,2002:timestamp' is an unknown tag"),
+        ("b: !!int five", "'five' is no number"),
+        ("b: +.inf", "'+.inf' is no number"),
+    ],
+)
+def test_what_flinks_parser_of_a_config_yaml_refuses_is_an_error_with_its_line(line, problem):
+    """GlobalConfiguration of 2.3.0: "Error parsing YAML configuration." A date or `yes` without a tag is a word."""
+    found = flinkconf.read(f"heartbeat:\n  timeout: 5 s\n  {line}\nc: 2001-01-01\nyes: no\n", "config.yaml")
+    (error,) = flinkconf.judge_options(found, "2.3").errors
+    assert (error.path, error.problem.partition(",")[0].partition(", so")[0]) == (
+        "line 3",
+        problem.partition(",")[0],
+    )
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "conf/config.yaml", "cm.yaml: config.yaml"])
