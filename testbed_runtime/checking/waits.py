@@ -272,8 +272,8 @@ def _held_kinds(family: str, plane: str) -> tuple[str, ...]:
 def _held_up(wait: Wait, effect: FaultEffect) -> str:
     """Describe what was waited for during a fault. A buffer that the fault dropped is still missing after the
     fault."""
-    dropped = effect.kind == "frames.drop" and effect.ended_ns is not None
-    if dropped and wait.kind == "partition" and wait.end_ns - (effect.ended_ns or 0) > SLOW_NS:
+    dropped = effect.kind == "frames.drop" and wait.kind == "partition"
+    if dropped and effect.ended_ns is not None and wait.end_ns - effect.ended_ns > SLOW_NS:
         return f"{_waited_for(wait)}, which the fault `{effect.fault}` has dropped"
     return f"{_waited_for(wait)}, during the fault `{effect.fault}`"
 

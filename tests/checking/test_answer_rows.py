@@ -14,7 +14,7 @@ from testbed_runtime.checking.waits import read_waits, submission_wait
 from testbed_runtime.core.waits import Wait
 from tests.checking.test_catchup import NS, STEP
 from tests.checking.test_outages import END
-from tests.checking.test_round_paths import answered, at, catch_up, cause, fault, parts, survived, wait
+from tests.checking.test_round_paths import answered, at, cause, fault, parts, survived, wait
 from tests.checking.test_rules import effect
 
 
@@ -232,25 +232,3 @@ def test_slots_that_are_not_fenced_are_gone_when_their_loss_is_noticed(
         outage, waits, trial=history.empty().trial(), more={"headgate.restart.fence-dead-slots": fence}
     )
     assert parts(found)[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("idle", "expected"),
-    [
-        (14, [("catch-up", 4), ("mild", 1), ("catch-up", 5)]),
-        (13.5, [("catch-up", 3.5), ("mild", 1.5), ("catch-up", 5)]),
-        (14.1, [("catch-up", 4), ("mild", 1), ("catch-up", 5)]),  # half of a step
-        (14.3, [("catch-up", 10)]),  # less than a second
-    ],
-)
-def test_a_fault_is_charged_from_the_moment_at_which_the_job_has_worked_off_what_it_had(
-    history: Any, idle: float, expected: list[Any]
-):
-    """The sink is busy with records of before until it gets none, and the fault lasts from 11 to 15 s."""
-    built = history.empty()
-    for tick in range(201):
-        t = tick / 10
-        received = round(20 * min(t, 11) + 30 * max(0, min(t, idle) - 11) + 20 * max(t - 15, 0))
-        busy = round((min(t, idle) + max(t - 15, 0)) * NS)
-        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received, busy_ns=busy)  # fmt: skip
-    assert catch_up(built, (fault("mild", 11, 15, "network.latency"),)) == expected

@@ -14,10 +14,9 @@ from testbed_runtime.checking.common import JobShape, windows
 from testbed_runtime.checking.failovers import check_failovers
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import Progress
-from testbed_runtime.checking.rounds import start_of
 from testbed_runtime.checking.steps import failing_at_once, next_checkpoints
 from testbed_runtime.checking.unrecorded import lost_waits
-from testbed_runtime.checking.waits import read_waits, submission_wait
+from testbed_runtime.checking.waits import read_waits
 from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Recovery, Segment
@@ -85,18 +84,6 @@ def test_a_restart_whose_failure_was_merged_too_late_is_not_counted(history: Any
     for number, more in enumerate(({}, {"counted": True}, {"counted": False}), 1):
         built.event("failover.started", str(number), 3.0 + number, data=more)
     assert check_failovers(built.trial()).count == 2
-
-
-@pytest.mark.parametrize(("created", "begun"), [(1.3, 1.0), (1.2, 1.2)])
-def test_a_start_begins_with_the_submission(history: Any, created: float, begun: float):
-    """A JobManager that was busy created the job later. Less than 0.25 s is what a submission takes."""
-    built = history.empty()
-    built.event("job.submitted", "", 1.0)
-    built.event("job.state", "job", created, data={"from": "CREATED", "to": "RUNNING"})
-    found, submission = start_of(built.trial(), at(END)), submission_wait(built.trial())
-    assert found is not None
-    assert found.effect == at(begun)
-    assert (submission is not None) == (begun < created)
 
 
 @pytest.mark.parametrize(

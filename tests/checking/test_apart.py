@@ -12,6 +12,7 @@ from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.history.waits import INT64_MAX
 from tests.checking.test_lasting import part, round_of
 from tests.checking.test_rules import NS, effect, waited
 
@@ -57,6 +58,8 @@ def saved(option: str, hits: list[Hit], waits: list[Wait], *, spare: bool = True
         (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, SECOND], 11 - (2 + 1) - (2 + 1)),
         (hit("two", "process.kill", 2.5, 6, "tm-2"), [NOTICED, lost("tm-2", 2, 4.5)], 11 - (4.5 + 1)),  # one after the other
         (hit("two", "process.pause", 5, 8, "tm-2"), [NOTICED], 11 - (2 + 1) - 3),
+        (hit("two", "network.partition", 5, 9, "tm-2"), [NOTICED], 11 - (2 + 1) - 4),
+        (replace(hit("two", "network.partition", 5, 9, "tm-2"), until_ns=7 * NS), [NOTICED], 11 - (2 + 1) - 2),
         (hit("two", "process.pause", 9, 20, "tm-2"), [NOTICED], 11 - (2 + 1) - 2),  # the recovery ends before the pause
         (hit("two", "process.pause", 5, 9, "tm-2"), [NOTICED, SECOND], 11 - (2 + 1) - (2 + 1)),
         (hit("two", "jobmanager.kill", 5, 8, "jobmanager"), [NOTICED], 11 - (2 + 1) - (3 + 1)),
@@ -77,6 +80,7 @@ def test_a_delay_saves_what_each_fault_costs_without_it(second: Hit, waits: list
     ("begun", "vertices", "expected"),
     [
         (2, WHOLE, 11 - 3),
+        (2, WHOLE | OTHER, 11 - 3),
         (2, OTHER, 11 - (2 + 2 + 1)),
         (3, WHOLE, 11 - 3 - 3),  # it has just recovered
         (3, OTHER, 11 - 3 - 3),
@@ -86,15 +90,21 @@ def test_a_timeout_leaves_each_region_its_delay(begun: float, vertices: frozense
     """The delay of 2 s belongs to another option. A fault on a part of the job that waits already begins none."""
     two = hit("two", "process.kill", begun, 6, "tm-2", vertices)
     waits = [replace(NOTICED, option="o"), lost("tm-2", begun, begun + 9), delayed(2)]
-    last = "one" if (begun, vertices) == (2, WHOLE) else "two"  # it ends no later
+    last = "one" if begun == 2 and vertices >= WHOLE else "two"  # it ends no later
     assert saved(TIMEOUT, [ONE, two], waits, last=last) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FIRED, Outcome.CANCELLED])
-def test_only_a_delay_that_was_over_counts(outcome: Outcome):
+@pytest.mark.parametrize(
+    ("delays", "expected"),
+    [
+        ([delayed(4)], 11 - (4 + 1)),
+        ([delayed(4), replace(delayed(3), start_ns=NS)], 11 - (2 + 1)),
+        ([replace(delayed(4), outcome=Outcome.CANCELLED)], 10),
+    ],
+)
+def test_only_the_shortest_delay_that_was_over_counts(delays: list[Wait], expected: float):
     """One that a failure cut short is no delay that the job would have had to wait for."""
-    waits = [NOTICED, replace(delayed(4), outcome=outcome)]
-    assert saved(TIMEOUT, [ONE], waits) == (11 - (4 + 1) if outcome is Outcome.FIRED else 10)
+    assert saved(TIMEOUT, [ONE], [NOTICED, *delays]) == expected
 
 
 @pytest.mark.parametrize("since", [-1, 11])
@@ -252,3 +262,40 @@ def test_the_parts_of_a_job_that_a_fault_stops(history: Any):
     assert {h.fault.fault: h.vertices for h in found} == dict.fromkeys(
         ("jm", "paused", "own"), frozenset("abcde")
     )
+
+
+@pytest.mark.parametrize(
+    ("ended", "other", "until"),
+    [
+        (10, None, 9),
+        (None, None, None),
+        (10, ("process.kill", "tm-0", "data"), 7),
+        (10, ("jobmanager.kill", "jobmanager", "data"), 7),
+        (10, ("network.partition", "tm-1->tm-0", "rpc"), 7),
+        (10, ("network.latency", "tm-0", "data"), 9),  # it moves no task
+        (10, ("process.kill", "tm-2", "data"), 9),
+        (10, ("network.partition", "*->tm-2", "rpc"), 9),
+    ],
+)
+def test_a_cut_stops_what_reads_over_it_until_it_ends_or_its_tasks_move(
+    history: Any, ended: float | None, other: tuple[str, str, str] | None, until: float | None
+):
+    """It begins at 5 s. TCP sends again for 1 s, which is part of it. The other fault begins at 7 s."""
+    built = history.empty()
+    request = {"connection": "tm-0-1/0"}
+    built.add("tm-1-1", "events", 1, kind="partition.request", subject="b-0", data=request)
+    shape = JobShape(dict.fromkeys("abc", 1), (("a", "b", "hash"),))
+    start = history.at(0) / NS
+    span = (start + 5, None if ended is None else start + ended)
+    cut = effect("network.partition", span, fault="cut", targets='["*->tm-0"]', sent_again_ns=NS)
+    faults = [cut]
+    if other is not None:
+        kind, target, plane = other
+        faults.append(
+            effect(kind, (start + 7, start + 8), fault="other", targets=f'["{target}"]', plane=plane)
+        )
+    found = next(
+        h for h in hits_of(built.trial(), shape, faults, history.at(4), whole=False) if h.fault is cut
+    )
+    assert found.vertices == {"a", "b"}
+    assert found.until_ns == (INT64_MAX - NS if until is None else history.at(until))

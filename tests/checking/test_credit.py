@@ -90,3 +90,11 @@ def test_the_buffers_in_flight_are_the_median_over_the_consumers_samples(history
         there.append("channels", t_ns=t_ns, side="consumer", task="b-0", peer="a-0", attempt=0, announced=99, used=used)  # fmt: skip
     assert check_credit(memory.trial()).in_flight == 3.0
     assert check_credit(history.empty().trial()).in_flight is None
+    early = history.empty()
+    early.add(
+        "tm-1-1", "channels", 1, side="consumer", task="b-0", peer="a-0", attempt=0, announced=9, used=0
+    )
+    early.add(
+        "tm-0-1", "channels", 2, side="producer", task="a-0", peer="b-0", attempt=0, announced=9, used=1
+    )
+    assert check_credit(early.trial()).in_flight is None, "nothing is known of what had been sent by then"

@@ -14,7 +14,13 @@ from testbed_runtime.checking.common import job_shape
 from testbed_runtime.checking.delivery import check_delivery
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
-from testbed_runtime.core.judgement.metrics import HISTORY_INCOMPLETE, JOB_FAILED, NO_DATA, NOT_DRAINED
+from testbed_runtime.core.judgement.metrics import (
+    FILTERED,
+    HISTORY_INCOMPLETE,
+    JOB_FAILED,
+    NO_DATA,
+    NOT_DRAINED,
+)
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.writer import MemoryHistory
 
@@ -115,6 +121,15 @@ def test_a_source_that_did_not_say_where_it_ended_leaves_losses_unknown(history:
     found = check_delivery(history.without("events", kind="source.end", subject="source-1"), history.entry())
     assert (found.lost, found.reason) == (None, NO_DATA)
     assert "source-1" in found.detail
+
+
+def test_a_function_that_dropped_records_leaves_losses_unknown(history: Any):
+    """Each subtask that did is named once."""
+    built = history.record()
+    for task in ("map-1", "map-0", "map-1"):
+        built.event("function.dropped", task, 5, attempt=0)
+    found = check_delivery(built.trial(), history.entry())
+    assert (found.lost, found.reason, found.detail) == (None, FILTERED, "map-0, map-1 dropped records")
 
 
 def test_a_job_that_failed_for_good_leaves_losses_unknown(history: Any):

@@ -54,7 +54,7 @@ def test_a_taskmanager_that_was_lost_handles_messages_when_it_registers_again():
         ([lost(0.9, 5.9, who="tm-0-1"), registered(7)], SLOW),
         ([lost(0.9, 5.9), registered(7)], replace(SLOW, targets='["tm-0"]')),
         ([lost(0.9, 5.9), registered(7)], replace(SLOW, kind="network.partition")),
-        ([lost(0.9, 5.9), registered(7)], replace(SLOW, injected_ns=6 * NS)),
+        ([lost(0.9, 5.9), registered(7)], replace(SLOW, injected_ns=round(5.9 * NS))),
         ([lost(0.9, 5.9), registered(7)], replace(SLOW, injected_ns=1, ended_ns=NS // 2)),
         ([lost(0.9, 5.9), registered(7)], replace(SLOW, injected_ns=None)),
     ],

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import (
@@ -18,10 +17,8 @@ from testbed_runtime.checking.rounds import (
     Outage,
     last_due_arrival,
     outages_of,
-    responsible,
     start_of,
 )
-from testbed_runtime.core.job.causes import RECOVERED
 
 NS = 1_000_000_000
 START = 1000
@@ -43,14 +40,14 @@ def fault(name: str, begun: float | None, ended: float | None, kind: str = "fram
     )  # fmt: skip
 
 
-def behind(spans: Spans) -> CatchUp:
-    """A job that is 3 s behind in these spans."""
+def behind(spans: Spans, task: str = "sink-0") -> CatchUp:
+    """A job whose sink is 3 s behind in these spans."""
     t_ns = np.asarray([at(n / 10) for n in range(10 * END + 1)], dtype=np.int64)
     late = np.zeros(len(t_ns), dtype=bool)
     for begun, ended in spans:
         late |= (t_ns >= at(begun)) & (t_ns < at(ended))
     lags = np.where(late, 3 * NS, 0)
-    one = Progress("sink-0", "sink", t_ns, np.arange(len(t_ns), dtype=np.float64), t_ns - lags)
+    one = Progress(task, "sink", t_ns, np.arange(len(t_ns), dtype=np.float64), t_ns - lags)
     return CatchUp(((one, 0.05),), at(END))
 
 
@@ -177,6 +174,18 @@ def test_a_job_is_behind_from_the_moment_at_which_nothing_passes_between_its_tas
     found = outages_of(built.trial(), effects, behind(((8.5, 21),)), at(END))
     apart = [("b a", 8.1, 21, True)]
     assert [brief(o) for o in found] == ([("a b", 8, 21, True)] if together else apart)
+
+
+@pytest.mark.parametrize(("since", "received", "ended"), [(22, 5, 24), (22.1, 5, 10), (22, 6, 10)])
+def test_a_job_that_stands_still_for_the_last_two_seconds_has_not_recovered(
+    history: Any, since: float, received: int, ended: float
+):
+    """It had caught up at 10 s. Its sink had 5 records before it fell behind again."""
+    built = record(history)
+    for t, records in ((1, 5), (21, 5), (24, received)):
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=records)
+    found = outages_of(built.trial(), [fault("a", 8, 9)], behind(((8, 10), (since, 24.1))), at(END))
+    assert [brief(o) for o in found] == [("a", 8, ended, ended == 10)]
 
 
 def test_an_outage_is_unknown_without_a_baseline(history: Any):
@@ -461,58 +470,6 @@ def test_the_last_first_record_is_one_that_was_due(
 # ---- the fault behind a failure
 
 
-@pytest.mark.parametrize(
-    ("faults", "recovered", "other"),
-    [
-        ([("jobmanager.kill", "jobmanager"), ("frames.drop", "tm-1")], 0, 1),
-        ([("pod.delete", "jobmanager"), ("frames.drop", "tm-1")], 0, 1),
-        ([("process.kill", "jobmanager"), ("jobmanager.pause", "jobmanager")], 0, 1),
-        ([("frames.drop", "tm-1"), ("jobmanager.pause", "jobmanager"), ("frames.drop", "tm-1")], 1, 2),
-        ([("network.partition", "jobmanager"), ("frames.drop", "tm-1")], 1, 1),
-        ([("process.kill", "tm-1"), ("frames.drop", "tm-1")], 1, 1),
-    ],
-)
-def test_a_recovered_job_lost_its_jobmanager(faults: list[tuple[str, str]], recovered: int, other: int):
-    """A fault that killed it is responsible, else one that paused it, else the last fault, as for any other failure."""
-    effects = [fault(str(n), n, n + 0.5, kind, target) for n, (kind, target) in enumerate(faults)]
-    for cause_class, expected in ((RECOVERED, recovered), ("E", other)):
-        blamed = responsible(effects, Cause(at(9), "t", cause_class, "Task", ""))
-        assert blamed is effects[expected]
-
-
-@pytest.mark.parametrize(
-    ("kind", "t", "name"), [("checkpoint", 9, "full"), ("checkpoint", 11, "kill"), ("lease", 9, "full"), ("heartbeat", 9, "kill")]
-)  # fmt: skip
-def test_a_store_that_fails_is_to_blame_for_checkpoints_although_a_process_was_killed_later(
-    kind: str, t: float, name: str
-):
-    """While it lasts, and for no failure of a process."""
-    effects = [fault("full", 2, 10, "store.failing"), fault("kill", 4, 5, "process.kill", "tm-0")]
-    blamed = responsible(effects, Cause(at(t), "t", "X", "JobMaster", "", kind=kind))
-    assert blamed is not None
-    assert blamed.fault == name
-
-
-@pytest.mark.parametrize(
-    ("kind", "target", "ended", "blamed"),
-    [
-        ("process.kill", "tm-0", 5, False),
-        ("process.pause", "tm-0", 20, False),
-        ("rpc.delay", "jobmanager", 20, False),
-        ("jobmanager.pause", "jobmanager", 20, True),
-        ("jobmanager.kill", "jobmanager", 8.95, True),
-        ("jobmanager.pause", "jobmanager", 8.5, False),
-    ],
-)
-def test_a_function_that_raises_an_error_is_no_effect_of_a_fault(
-    kind: str, target: str, ended: float, blamed: bool
-):
-    """Except that a JobManager which had stopped hears of it late. A fault that begins later has nothing to do with it either."""
-    effects = [fault("f", 4, ended, kind, target), fault("later", 12, 13, "jobmanager.pause", "jobmanager")]
-    raised = Cause(at(9), "t", "ValueError", "Task", "", own=True)
-    assert responsible(effects, raised) is (effects[0] if blamed else None)
-
-
 @pytest.mark.parametrize(("slow_until", "blamed"), [(20, "slow"), (17, "rst")])
 def test_a_fault_from_which_the_job_had_recovered_is_not_blamed_for_what_another_one_does(
     history: Any, slow_until: float, blamed: str
@@ -574,3 +531,40 @@ def test_a_loss_is_active_until_the_next_outage(history: Any, ended: float):
     faults = [fault("rst", 9.9, 10, "network.reset", "tm-0"), fault("kill", 17, ended, "process.kill", "tm-1")]  # fmt: skip
     found = outages_of(built.trial(), faults, behind(((9.9, 12), (17, 20))), at(END))
     assert [brief(o) for o in found] == [("rst", 9.9, 12, True), ("kill", 17, 20, True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "failed", "waits", "effect"),
+    [
+        ("store.failing", "checkpoint", [((9, 10), "failed"), ((8.5, 10), "expired")], 8.5),
+        ("rpc.delay", "heartbeat", [((9, 10), "expired")], 9),
+        ("store.failing", "checkpoint", [((7, 10), "failed")], 8),
+        ("store.failing", "checkpoint", [((9, 10), "completed")], 8),
+        ("store.failing", "checkpoint", [((9, 11.1), "failed")], 8),  # after the failure
+        ("store.failing", "checkpoint", [((7, 8), "failed"), ((9, 11), "failed")], 9),  # before the fault
+        ("rpc.delay", "checkpoint", [((9, 10), "failed")], 8),
+        ("store.failing", "heartbeat", [((9, 10), "failed")], 8),
+    ],
+)
+def test_a_fault_that_costs_a_running_job_nothing_begins_with_what_it_fails(
+    history: Any, kind: str, failed: str, waits: list[Any], effect: float
+):
+    """It is there from 8 s on, and the job fails at 11 s."""
+    built = record(history, {}, (0.5, 12))
+    for span, outcome in waits:
+        built.wait(failed, "JobMaster", "", span, outcome=outcome)
+    built.event("failover.started", "1", 11.0, text="lost", data={"wait": failed})
+    found = outages_of(built.trial(), [fault("a", 8, 20, kind)], behind(((8, 14),)), at(END))
+    assert [brief(o) for o in found] == [("a", effect, 14, True)]
+
+
+@pytest.mark.parametrize(("timed_out", "begun"), [(True, 15), (False, 18)])
+def test_a_failure_of_which_a_busy_jobmaster_heard_late_began_when_the_job_fell_behind(
+    history: Any, timed_out: bool, begun: float
+):
+    """The job had recovered from another failure at 12 s."""
+    built = record(history, {9: "lost"}, (0.5, 10, 19))
+    late = {"wait": "jobmanager", "detector": "Task", "cause_class": "TimeoutException" if timed_out else "E"}
+    built.event("failover.started", "2", 18.0, text="late", data=late)
+    found = outages_of(built.trial(), [], behind(((8, 12), (15, 20))), at(END))
+    assert [brief(o)[1:3] for o in found] == [(9, 12), (begun, 20)]

@@ -304,6 +304,8 @@ def test_the_normal_lag_is_the_95th_percentile_of_the_baseline(history: Any):
     assert one.usual_gap_ns == progress_of(history.good(), "sink")[0].usual_gap_ns == 0
     assert normal_lag(one, Window(history.at(2), history.at(8))) == pytest.approx(0.02, abs=0.001)
     assert normal_lag(one, Window(0, NS)) is None
+    assert normal_lag(one, Window(NS, NS)) is None
+    assert replace(one, last_ns=None).latest_in(Window(0, 2 * history.at(9))) == 0
 
 
 @pytest.mark.parametrize("start_s", [-2.7, 2])

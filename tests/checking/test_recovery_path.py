@@ -123,6 +123,12 @@ def test_slots_are_put_off_by_two_options_before_and_after_a_taskmanager_registe
     at_once = [*waits[:3], wait("slot", 3, 3.08)]
     found = [("restart-delay", 3), ("slot-request", 0.02), ("slot-request", 0.05), ("slot", 0.01)]
     assert [(kind, round(s, 3)) for kind, s in path(at_once, 3.08)] == found
+    started = [
+        wait("slot-request", 7, 7.05, Outcome.FIRED, **delay),
+        wait("start", 1, 7.06),
+        wait("slot", 0, 7.07),
+    ]
+    assert "slot-request" not in [kind for kind, _ in path(started, 7.07)], "the process came after it"
 
 
 def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager():

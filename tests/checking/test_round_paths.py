@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, trial_recovery
-from testbed_runtime.checking.common import Window, Windows
+from testbed_runtime.checking.common import Windows
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, parameters
 from testbed_runtime.checking.limiting import FaultSizes, carried_bytes, limiting_fault, places_of_behind
@@ -486,96 +486,3 @@ def test_a_fault_prolongs_the_first_recovery_that_blames_it():
     assert [r.faults for r in found] == [("first",), ("second",)]
     found = _with_prolonging_faults([replace(idle, recovered=False), first], effects)
     assert [r.faults for r in found] == [("idle",), ("first",)]
-
-
-def catch_up(built: Any, faults: tuple[FaultEffect, ...], *, operator: str = "keyed-count") -> list[Any]:
-    """The owners of a recovery from 8 to 20 s whose job runs again at 10 s. The baseline is from 2 to 8 s."""
-    names = ("source", "source"), ("count", "operator"), ("sink", "sink")
-    job = {
-        "vertices": [{"name": n, "role": r, "kind": operator, "parallelism": 1} for n, r in names],
-        "edges": [{"source": "source", "target": "count"}, {"source": "count", "target": "sink"}],
-    }
-    rounds = (RoundSpan(at(8), at(20), cause(8), running=at(10)),)
-    outage = Outage(fault("kill", 8, 9, "process.kill"), at(8), at(20), rounds, True, at(20), shared=faults)
-    spans = Windows(Window(at(2), at(8)), None, None, None, at(60))
-    found = parts(_Paths(built.trial(), {"job": job}, [], spans).recovery(outage, ""))
-    return [part for part in found if part[0] in ("catch-up", *(f.fault for f in faults))]
-
-
-def receive(built: Any, task: str, received: Any) -> None:
-    """Samples of a task from 0 to 20 s. `received`: its records by then."""
-    vertex = task.partition("-")[0]
-    role = vertex if vertex == "sink" else "operator"
-    for tick in range(201):
-        built.add("tm-0-1", "tasks", tick / 10, task=task, vertex=vertex, role=role, records_in=received(tick / 10))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [
-        ((12, 13), [3, 7]),
-        ((12, 13, 19.7), [9.7, 0.3]),
-        ((12, 13, 19.8), [10]),
-        ((12, 13, 19.9), [3, 7]),
-        ((12, 13, 20), [3, 7]),
-        ((9.5,), [10]),  # nothing to catch up with
-    ],
-)
-def test_the_end_of_a_window_ends_the_wait_since_the_last_records_before_it(
-    history: Any, times: tuple[float, ...], expected: list[float]
-):
-    """The job has caught up at 20 s with the results of a window, which the last two samples may show. Earlier ones are no end of it."""
-    built = history.empty()
-    receive(built, "count-0", lambda t: round(20 * t))
-    receive(built, "sink-0", lambda t: sum(t >= time for time in times))
-    found = [seconds for _, seconds in catch_up(built, (), operator="window")]
-    assert found == expected
-
-
-@pytest.mark.parametrize(("operator", "owner"), [("window", "catch-up"), ("keyed-count", "mild")])
-def test_a_sink_between_two_windows_is_not_starved(history: Any, operator: str, owner: str):
-    """It gets 100 records every 5 s, so none while the fault lasts."""
-    built = history.empty()
-    receive(built, "count-0", lambda t: round(20 * t))
-    receive(built, "sink-0", lambda t: 100 * int(t / 5))
-    found = catch_up(built, (fault("mild", 11, 14.5, "network.latency"),), operator=operator)
-    assert owner in [name for name, _ in found]
-    assert ("mild" in [name for name, _ in found]) == (owner == "mild")
-
-
-@pytest.mark.parametrize(("state", "mild"), [("FINISHED", False), ("RUNNING", True)])
-def test_a_task_that_has_finished_is_not_starved(history: Any, state: str, mild: bool):
-    """It received its last record before the fault."""
-    built = history.empty()
-    receive(built, "count-0", lambda t: round(20 * min(t, 11)))
-    receive(built, "sink-0", lambda t: round(20 * t))
-    built.event("task.state", "count-0", 11, attempt=0, data={"to": state})
-    assert catch_up(built, (fault("mild", 12, 15, "network.latency"),)) == (
-        [("catch-up", 2), ("mild", 3), ("catch-up", 5)] if mild else [("catch-up", 10)]
-    )
-
-
-def test_a_fault_is_not_charged_for_the_task_that_another_one_starved_meanwhile(history: Any):
-    """The delays last from 11 to 17 s. Records stop only from 13 to 16.8 s, while there is a partition."""
-    built = history.empty()
-    receive(built, "sink-0", lambda t: round(20 * (min(t, 13) + max(t - 16.8, 0))))
-    delays, partition = fault("mild", 11, 17, "network.latency"), fault("cut", 13, 16.8, "network.partition")
-    assert catch_up(built, (delays, partition)) == [("catch-up", 3), ("cut", 3.8), ("catch-up", 3.2)]
-
-
-@pytest.mark.parametrize(("fed_until", "owners"), [
-    (11, [("catch-up", 1), ("mild", 4), ("catch-up", 5)]),
-    (12.2, [("catch-up", 2), ("mild", 3), ("catch-up", 5)]),
-    (13, [("catch-up", 3), ("mild", 2), ("catch-up", 5)]),
-])  # fmt: skip
-def test_a_fault_is_not_charged_while_the_job_works_off_what_it_has(
-    history: Any, fed_until: float, owners: list[Any]
-):
-    """The fault lasts from 11 to 15 s, in which less than half of the usual records arrive. The time counts in whole seconds."""
-    built = history.empty()
-    for tick in range(201):
-        t = tick / 10
-        received = round(20 * min(t, 11) + 10 * max(0, min(t, fed_until) - 11) + 20 * max(t - 15, 0))
-        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received)  # fmt: skip
-    found = catch_up(built, (fault("mild", 11, 15, "network.latency"),))
-    assert found == owners

@@ -25,6 +25,7 @@ def cut(begun: float, ended: float | None, kind: str = "network.partition") -> F
         ([1, 2, 3, 4, 7.5, 8.5], cut(4.5, 7), [(4.5, 7.0)]),  # half a second of work was left
         ([1, 2, 3, 4, 12, 13], cut(4, 6), [(4.0, 8.0)]),  # TCP sends again at last after 2 s more
         ([1, 2, 3, 5, 7, 9, 10, 11], cut(3, 9, "network.latency"), [(3.0, 8.0)]),  # the last one had its work to do
+        ([1, 2, 3, 4, 7, 8], cut(3.5, 4), []),  # it ended before the long one
         ([1, 2, 3, 4, 5, 6], cut(2.5, 4.5), []),  # of a link that the iteration does not need
         ([1, 2, 3, 4], cut(4.5, None), [(4.5, 11.5)]),  # it lasted until the end
         ([1, 2, 3, 4, 7.5], cut(4.5, 7, "store.slow"), []),

@@ -133,6 +133,20 @@ def test_the_sender_that_waited_longest_for_credit_is_named():
     assert fault_wait(fault("frames.drop"), 0, 10 * NS, waits).detail.startswith("frames.drop, b-0 waited")
 
 
+@pytest.mark.parametrize(("second", "found"), [((4, 8), "1"), ((4, 6), "0"), ((4, 5), None)])
+def test_the_longest_wait_of_the_source_that_lacked_splits_for_half_of_the_time_is_named(
+    second: tuple[int, int], found: str | None
+):
+    """The first wait lasts from 0 to 3 s of 8 s. Another source waited for 3 s, and another wait is for no split."""
+    rows = ("0", "a-0", NEXT_SPLIT, (0, 3)), ("1", "a-0", NEXT_SPLIT, second), ("2", "b-0", NEXT_SPLIT, (0, 3)), ("3", "a-0", "", (0, 8))  # fmt: skip
+    waits = [
+        Wait(wait=name, kind="jobmanager", who=who, what=what, start_ns=a * NS, end_ns=b * NS)
+        for name, who, what, (a, b) in rows
+    ]
+    split = without_splits(waits, 0, 8 * NS)
+    assert (None if split is None else split.wait) == found
+
+
 def test_the_start_of_a_replacement_ends_when_it_begins_to_register_with_the_resourcemanager(history: Any):
     """Neither a later registration with the JobMaster nor another of its waits ends it."""
     built = history.empty()
