@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import Outage, RoundSpan, start_of
 from testbed_runtime.checking.waits import read_waits, submission_wait
-from testbed_runtime.core.waits import Wait
+from testbed_runtime.core.waits import REPLACE_LOST, Wait
 from tests.checking.test_catchup import NS, STEP
 from tests.checking.test_outages import END
 from tests.checking.test_round_paths import answered, at, cause, fault, parts, survived, wait
@@ -71,6 +71,20 @@ def test_a_job_that_runs_and_never_catches_up_is_still_catching_up(history: Any)
     last = found.rounds[-1].segments[-1]
     assert (last.kind, last.seconds, last.outcome) == ("catch-up", 9, "open")
     assert found.rounds[-1].ended_by == "open"
+
+
+@pytest.mark.parametrize(
+    ("state", "t", "ended"),
+    [("CANCELED", 20.005, "CANCELED"), ("CANCELED", 20.006, ""), ("RUNNING", 15, "")],
+)
+def test_an_outage_that_did_not_end_names_the_state_in_which_the_job_ended_with_it(
+    history: Any, state: str, t: float, ended: str
+):
+    """It lasts until 20 s. Clocks differ by 5 ms."""
+    built = history.empty()
+    built.event("job.state", "job", t, data={"to": state})
+    outage = survived((fault("a", 8, 9),), recovered=False)
+    assert answered(outage, [], trial=built.trial()).ended == ended
 
 
 def test_a_job_whose_lag_is_not_known_has_recovered_with_its_first_record(history: Any):
@@ -180,6 +194,26 @@ def test_slots_that_were_waited_for_in_vain_say_that_none_was_free(
     built.wait("slot", "JobMaster", "4 slots", (2.0, 8.0), ("slot.request.timeout", "5 min", 300.0), outcome)
     (found,) = read_waits(built.trial(), {}, [], history.at(20))
     assert found.detail == ("no TaskManager had a free slot" if lacking else "")
+
+
+@pytest.mark.parametrize(("kind", "saved"), [("slot", -1), ("deployment", 1.5 * NS)])
+def test_a_round_that_began_because_slots_were_missing_does_not_limit_the_wait_for_them(
+    history: Any, kind: str, saved: float
+):
+    """A replacement comes at 15 s. In the second round, tasks are also cancelled, until 14.5 s."""
+    failed = cause(12, kind)
+    rounds = (RoundSpan(at(8), at(12), cause(9.5), failed), RoundSpan(at(12), at(16), failed, running=at(16)))
+    waits = [
+        wait(
+            "replacement", 8, 15, "fired", who="supervisor", what="tm-0-2", option=REPLACE_LOST, value="7 s"
+        ),
+        wait("slot", 9.6, 12, "expired", who="JobMaster", option="slot.request.timeout", value="2 s"),
+        wait("slot", 12, 15.02, who="JobMaster"),
+        wait("cancellation", 12, 14.5, who="JobMaster"),
+    ]
+    outage = Outage(fault("a", 8, 9, "process.kill"), at(8), at(16), rounds, True, at(16))
+    found = answered(outage, waits, trial=history.empty().trial())
+    assert (found.rounds[1].segments[0].kind, found.rounds[1].segments[0].slack_ns) == ("replacement", saved)
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [("checkpoint", 3), ("heartbeat", 0)])

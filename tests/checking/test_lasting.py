@@ -229,6 +229,7 @@ def test_a_wait_that_began_with_an_earlier_fault_is_one_wait_from_then_on(
     found = since_earlier_fault([*others, held], path, earlier, 2 * NS)
     assert (found[0].start_ns, found[-1]) == (since * NS, path[-1])
     assert all(a.end_ns == b.start_ns for a, b in pairwise(found))
+    assert since_earlier_fault([held], [short], earlier, 2 * NS) == (short,)
     if since == 2:
         assert [s.kind for s in found] == list(dict.fromkeys([kind, first, "slot"]))
         assert [p.count for p in prices(s for s in found if s.option == "o" and s.kind != "slot")] == [1]

@@ -176,26 +176,18 @@ def contrast(
         return replace(base, reason=reason, text=m.reason_text(reason))
     values = [[s.value for s in group if s.value is not None] for group in (first, second)]
     trials = min(len(first), len(second))
-    needed = samplesize.trials_for(confidence)
-    if trials < needed:
-        return replace(
-            base,
-            paired=paired,
-            trials=trials,
-            reason=m.NOT_ENOUGH_TRIALS,
-            text=_too_few(key, first, second, needed),
-        )
+    base = replace(base, paired=paired, trials=trials)
     found: list[Interval | None] = []
     for relative in (False, True):
         change = statistics.difference_interval(
             *values, paired=paired, relative=relative, confidence=confidence, seed=SEED
         )
         found.append(_improvement(key, _opened(change, first, second)))
-    if found[0] is None:  # cannot happen: there are enough trials
-        return replace(base, reason=m.NO_DATA, text=m.reason_text(m.NO_DATA))
+    if found[0] is None:
+        text = _too_few(key, first, second, samplesize.trials_for(confidence))
+        return replace(base, reason=m.NOT_ENOUGH_TRIALS, text=text)
     limit = max(matters * abs(sum(values[0]) / len(values[0])), RESOLUTION.get(key.unit, 0.0))
-    answered = replace(base, paired=paired, trials=trials, improvement=found[0], relative=found[1])
-    return _answered(answered, found[0], limit)
+    return _answered(replace(base, improvement=found[0], relative=found[1]), found[0], limit)
 
 
 def _aligned(
