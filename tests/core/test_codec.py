@@ -290,7 +290,7 @@ BAD = {
     "event": (header(9 + 80, 0xBADC0FFE, 3) + bytes(79) + b"\x01", None),
     "event size": (
         header(9 + 80, 0xBADC0FFE, 3) + struct.pack(">i", 5) + bytes(76),
-        "event size 5 does not match",
+        "event size 5 does not fit",
     ),
 }
 

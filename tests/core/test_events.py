@@ -224,14 +224,17 @@ def test_only_the_largest_timeout_makes_a_forced_barrier_unaligned_again() -> No
 
 
 def test_the_location_of_a_barrier_has_a_limit() -> None:
-    """A longer one is refused with its length, and so is one that its event does not hold."""
+    """A longer one is refused with its length, and so are one without bytes and one that its event does not hold."""
     largest = CheckpointBarrier(1, 2, location=bytes(MAX_LOCATION_BYTES))
     assert decode_event(encode_event(largest)) == largest
-    assert decode_event(encode_event(replace(largest, location=b""))) == replace(largest, location=b"")
+    with pytest.raises(FlinkError, match="no bytes"):
+        replace(largest, location=b"")
     head, tail = encode_event(CheckpointBarrier(1, 2))[:-13], bytes(9)
     for length, room in ((MAX_LOCATION_BYTES + 1, MAX_LOCATION_BYTES + 1), (-2, 0), (20, 10)):
         with pytest.raises(RemoteProtocolError, match=f"its location has an invalid length of {length}$"):
             decode_event(head + struct.pack(">i", length) + bytes(room) + tail)
+    with pytest.raises(RemoteProtocolError, match="The location of a checkpoint has no bytes"):
+        decode_event(head + struct.pack(">i", 0) + tail)
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535])

@@ -190,7 +190,7 @@ _CLIENT_BODIES: dict[int, int] = {
     Id.NEW_BUFFER_SIZE: NUMBER_RECEIVER.size,
     Id.SEGMENT_ID: SEGMENT.size,
 }
-"""Body sizes of client frames; -1 means variable."""
+"""Body sizes of client frames, without the bytes behind it, which Flink ignores; -1 means variable."""
 
 
 def _require(condition: bool, text: str) -> None:
@@ -200,8 +200,9 @@ def _require(condition: bool, text: str) -> None:
 
 def _decode_client(number: int, body: bytes) -> ClientFrame:
     expected = _CLIENT_BODIES[number]
-    if expected not in (-1, len(body)):
+    if len(body) < expected:
         raise RemoteProtocolError(f"{Id(number).name} must have a body of {expected} bytes, not {len(body)}")
+    body = body if expected < 0 else body[:expected]
     if number == Id.ADD_CREDIT:
         credit, receiver = NUMBER_RECEIVER.unpack(body)
         _require(credit > 0, "The announced credit should be greater than 0")
@@ -231,13 +232,13 @@ def _decode_task_event(body: bytes) -> TaskEventRequest:
     _require(len(body) >= _EVENT_REQUEST_MIN, f"A task event request of {len(body)} bytes is truncated")
     (size,) = INT.unpack_from(body)
     _require(
-        size == len(body) - _EVENT_REQUEST_MIN,
-        f"The event size {size} does not match the size of its task event request",
+        0 <= size <= len(body) - _EVENT_REQUEST_MIN,
+        f"The event size {size} does not fit into its task event request",
     )
     end = 4 + size
-    partition = ResultPartitionID.from_bytes(body[end : end + RESULT_PARTITION_ID_BYTES])
-    receiver = InputChannelID(body[end + RESULT_PARTITION_ID_BYTES :])
-    return TaskEventRequest(body[4:end], partition, receiver)
+    receiver_at = end + RESULT_PARTITION_ID_BYTES
+    partition = ResultPartitionID.from_bytes(body[end:receiver_at])
+    return TaskEventRequest(body[4:end], partition, InputChannelID(body[receiver_at : receiver_at + 16]))
 
 
 class ClientDecoder(_Decoder):
@@ -499,8 +500,8 @@ _SERVER_IDS = frozenset({int(Id.BUFFER_RESPONSE), int(Id.ERROR_RESPONSE), int(Id
 
 
 def _decode_backlog(body: bytes) -> BacklogAnnouncement:
-    _require(len(body) == NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is invalid")
-    backlog, receiver = NUMBER_RECEIVER.unpack(body)
+    _require(len(body) >= NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is truncated")
+    backlog, receiver = NUMBER_RECEIVER.unpack_from(body)
     _require(backlog > 0, "Must be positive.")
     return BacklogAnnouncement(backlog, InputChannelID(receiver))
 
@@ -508,6 +509,6 @@ def _decode_backlog(body: bytes) -> BacklogAnnouncement:
 def _decode_error(body: bytes) -> ErrorResponse:
     throwable, end = decode_throwable(body)
     tail = body[end:]
-    _require(len(tail) in (1, 17) and tail[0] == (len(tail) > 1), "An error response names no valid receiver")
-    receiver = InputChannelID(tail[1:]) if tail[0] else None
+    _require(len(tail) >= 1 and (not tail[0] or len(tail) >= 17), "An error response names no valid receiver")
+    receiver = InputChannelID(tail[1:17]) if tail[0] else None
     return ErrorResponse(simple_name(throwable.class_name), throwable.message, receiver)

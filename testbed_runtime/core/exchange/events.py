@@ -96,7 +96,9 @@ class CheckpointBarrier(Struct, frozen=True):
     location: bytes | None = None
 
     def __post_init__(self) -> None:
-        """Raise FlinkError IllegalArgumentException as CheckpointOptions does."""
+        """Raise FlinkError IllegalArgumentException as CheckpointOptions and CheckpointStorageLocationReference do."""
+        if self.location == b"":
+            raise FlinkError("IllegalArgumentException", "The location of a checkpoint has no bytes")
         if self.alignment is not AlignmentType.UNALIGNED:
             return
         if self.snapshot_type.is_savepoint:
