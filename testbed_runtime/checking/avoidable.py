@@ -16,6 +16,7 @@ from testbed_runtime.checking.lasting import each_segment, with_slack
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.retransmission import connects_at
+from testbed_runtime.core.job.limits import BACKOFF_MAX, enough_backoff
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, RM_NAME, Outcome, Wait
 
@@ -43,7 +44,7 @@ def with_enough(
 ) -> tuple[Round, ...]:
     """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have
     completed, if the history shows that. `failures`: the failures of these rounds."""
-    shows = _Ends(waits, effects, entry)
+    shows, configuration = _Ends(waits, effects, entry), options(entry)
 
     def longer(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
@@ -53,7 +54,12 @@ def with_enough(
         needed = None if wait is None else shows.needed_ns(wait)
         if wait is None or needed is None or needed <= wait.budget_ns:
             return segment
-        return replace(segment, budget_ns=wait.budget_ns, enough_ns=needed)
+        value = (
+            enough_backoff(configuration, budget_s=wait.budget_ns / NS, needed_s=needed / NS)
+            if wait.option == BACKOFF_MAX
+            else ""
+        )
+        return replace(segment, budget_ns=wait.budget_ns, enough_ns=needed, enough_value=value)
 
     def in_pause(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)

@@ -284,7 +284,8 @@ def _avoided(early: Sequence[Segment]) -> str:
     longest = max(early, key=lambda s: s.enough_ns)
     failovers = "this failover" if len(early) == 1 else f"these {len(early)} failovers"
     limit = quantities.seconds(longest.budget_ns / 1e9)
-    return f"a limit above {_rounded_up(longest.enough_ns / 1e9)}, instead of {limit}, would have avoided {failovers}"
+    value = f" (set it to {longest.enough_value} or more)" if longest.enough_value else ""
+    return f"a limit above {_rounded_up(longest.enough_ns / 1e9)}, instead of {limit}, would have avoided {failovers}{value}"
 
 
 def _rounded_up(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff, local_backoff, remote_backoff
+from testbed_runtime.core.job.limits import BACKOFF_MAX, enough_backoff, partition_limit
 from testbed_runtime.core.options import Options
 
 
@@ -119,3 +120,29 @@ def test_twice_a_large_maximum_wraps_from_1_19(largest_ms, timeout_ms, retrigger
     backoff = remote_backoff(Options(options))
     assert [backoff.retrigger() for _ in retriggers] == retriggers
     assert remote_backoff(Options(options)).budget() == budget_s
+
+
+@pytest.mark.parametrize("version", ["1.17", "1.20", "2.3"])
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("needed_s", [22.8, 51.0, 82.02, 650.0])
+def test_a_proposed_maximum_is_the_lowest_with_which_requests_last_long_enough(
+    version: str, local: bool, needed_s: float
+):
+    """A tenth of a second less is not enough."""
+    options = Options({BACKOFF_MAX: "10000"}, flink_version=version)
+
+    def lasts_s(value: str) -> float:
+        found = partition_limit(options.with_values({BACKOFF_MAX: value}), local=local).seconds
+        assert found is not None
+        return found
+
+    value = enough_backoff(options, budget_s=lasts_s("10000"), needed_s=needed_s)
+    assert value.endswith(" ms")
+    millis = int(value.removesuffix(" ms"))
+    assert lasts_s(str(millis)) > needed_s >= lasts_s(str(millis - 100))
+
+
+def test_no_maximum_is_proposed_if_none_is_enough():
+    """An initial backoff of 0 means that requests are not repeated."""
+    values = {BACKOFF_MAX: "10000", "taskmanager.network.request-backoff.initial": "0"}
+    assert not enough_backoff(Options(values, flink_version="1.17"), budget_s=0.0, needed_s=1.0)

@@ -254,6 +254,16 @@ def test_a_wait_that_expired_too_early_says_what_would_have_been_enough(parts: l
     assert found == ([f"{BACKOFF} = 2 s: a limit above {said}"] if said else [])
 
 
+def test_a_limit_that_is_not_the_value_of_its_option_names_a_value():
+    """The requests with a maximum backoff of 2 s last 5.15 s."""
+    (known,) = killed("main-1").recoveries
+    part = replace(expired("partition", 5.15, 8.2), enough_value="4100 ms")
+    (found,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),)))
+    assert found.endswith(
+        "a limit above 8.2 s, instead of 5.15 s, would have avoided this failover (set it to 4100 ms or more)"
+    )
+
+
 def test_a_pause_says_which_limit_expired_in_it():
     """The seconds belong to the pause, which no option limits; the failover belongs to the heartbeats that were missing."""
     (known,) = killed("main-1").recoveries

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
 from testbed_runtime.core.job.restart import settings_in_effect
 from testbed_runtime.core.options import Options
@@ -9,6 +12,8 @@ from testbed_runtime.core.waits import GROWN, PRODUCT, REPLACE_LOST, Limit
 
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
 REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
+MAX_BACKOFF = range(2**30 // 100)
+"""Values of BACKOFF_MAX that are searched, in tenths of a second. Flink doubles them, in milliseconds, in an int."""
 CONNECT_TIMEOUT = "taskmanager.network.netty.client.connectTimeoutSec"
 
 
@@ -58,3 +63,18 @@ def partition_limit(options: Options, *, local: bool) -> Limit:
     if backoff.waits_at_producer and (timeout <= 0 or timeout >= backoff.limit):
         return Limit(REQUEST_TIMEOUT, options.shown(REQUEST_TIMEOUT), timeout if timeout > 0 else None)
     return Limit(BACKOFF_MAX, options.shown(BACKOFF_MAX), backoff.budget())
+
+
+def enough_backoff(options: Options, *, budget_s: float, needed_s: float) -> str:
+    """Return the lowest value of BACKOFF_MAX, to a tenth of a second, with which a channel's requests last longer than `needed_s`, as text.
+    `budget_s`: how long they last now. Requests in one TaskManager and to another one may differ. Empty: no value is enough."""
+
+    def budget(tenths: int, *, local: bool) -> float:
+        changed = options.with_values({BACKOFF_MAX: f"{tenths * 100} ms"})
+        backoff = local_backoff(changed) if local else remote_backoff(changed)
+        total = backoff.budget()
+        return math.inf if total is None else total
+
+    local = math.isclose(local_backoff(options).budget() or 0.0, budget_s)
+    tenths = bisect_right(MAX_BACKOFF, needed_s, key=lambda tenths: budget(tenths, local=local))
+    return "" if tenths >= len(MAX_BACKOFF) else f"{tenths * 100} ms"

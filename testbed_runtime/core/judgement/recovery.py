@@ -81,6 +81,8 @@ class Segment(Struct, frozen=True, kw_only=True):
     enough_ns: int = -1
     """With an expired wait that caused a failover: how long it would have had to wait for what came later. -1
     if it caused no failover, or if the history does not show it."""
+    enough_value: str = ""
+    """With `enough_ns`, for an option whose value is not the limit itself: a value that sets a high enough limit."""
     expired: str = ""
     """With `enough_ns`, for a pause of the JobManager: the option that expired in it, and its value."""
 
