@@ -216,13 +216,17 @@ def _cycle(job: models.Job, path: str) -> list[UserError]:
     return [UserError(f"{path}.edges", f"there is a cycle among {names}", CYCLE_HINT)]
 
 
+class TooFewSlots(UserError):
+    """The TaskManagers have fewer slots than the job needs."""
+
+
 def _slots(testbed: models.TestbedSpec, path: str) -> Iterator[UserError]:
     managers = testbed.task_managers
     there, needed = managers.replicas * managers.slots, len(needed_slots(job_graph(testbed.job, seed=0)))
     if needed > there:
-        yield UserError(
+        yield TooFewSlots(
             f"{path}.taskManagers",
-            f"the job needs {needed} slots (the largest parallelism of each slotSharingGroup, added up), there are {there}"
+            f"the job needs {needed} slots (the largest parallelism of each slotSharingGroup, added up), but there are {there}"
             f" ({managers.replicas} × {managers.slots})",
             "add replicas or slots, or let groups share",
         )

@@ -55,7 +55,7 @@ def plan(  # noqa: PLR0917 - typer passes by name
 
     described = []
     configured = _configured(conf, flink_version)
-    for name, planned in _testbeds(job, variant or ()):
+    for name, planned in _testbeds(job, variant or (), other_slots=conf is not None):
         testbed = configured(planned)
         options = flink_options(settings, testbed.flink_version)
         options = options.with_defaults(testbed.configuration)
@@ -96,10 +96,12 @@ def _configured(path: Path | None, flink_version: str | None) -> Callable[[Testb
     return configured
 
 
-def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, TestbedPlan]]:
-    """Yield the testbed of each variant."""
+def _testbeds(path: Path, variants: Sequence[str], *, other_slots: bool) -> Iterator[tuple[str, TestbedPlan]]:
+    """Yield the testbed of each variant. `other_slots`: the document may have too few slots, because a configuration replaces them."""
     from testbed_runtime.api.compile import compile_run, compile_testbed
+    from testbed_runtime.api.job_rules import TooFewSlots
     from testbed_runtime.api.kinds import Testbed
+    from testbed_runtime.api.models import Scenario
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading, running
 
@@ -108,6 +110,9 @@ def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, Testbe
     if kind not in ("Scenario", "Testbed"):
         raise UserError(f"{document.name}: kind", f"is {kind}", "name a Scenario or a Testbed")
     findings = validate_kind(document.data)
+    if other_slots:
+        errors = tuple(e for e in findings.errors if not isinstance(e, TooFewSlots))
+        findings = msgspec.structs.replace(findings, errors=errors)
     resource = loading.valid(document, findings)
     for warning in loading.notes(findings):
         if warning.startswith(loading.WITHOUT_EFFECT):
@@ -115,8 +120,8 @@ def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, Testbe
     if isinstance(resource, Testbed):
         yield document.data["metadata"]["name"], compile_testbed(resource.spec, seed=1)
         return
-    loaded = loading.load(path)
-    plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=False)
+    assert isinstance(resource, Scenario)
+    plan = compile_run(resource, scenario_folder=Path(document.name).parent, variants=variants, control=False)
     yield from {trial.variant: trial.testbed for trial in plan.trials}.items()
 
 
@@ -229,11 +234,11 @@ def lines(described: dict[str, Any]) -> Iterator[str]:
         partition = _span((e["partition"]["required"], e["partition"]["most"]))
         yield f"{name:<32}{e['channels']:>12}{gate:>43}{partition:>17}"
     ordered = sorted(described["perTaskManager"], key=lambda t: (-t["required"], t["name"]))
-    yield f"\n{'TaskManager':<14}{'tasks':>6}{'remote':>9}{'local':>9}{'required':>10}{'at most':>10}{'available':>11}"
-    for t in dict.fromkeys(t["name"] for t in (ordered[0], ordered[-1])):
-        one = next(x for x in ordered if x["name"] == t)
+    yield f"\n{'TaskManager':<18}{'tasks':>6}{'remote':>9}{'local':>9}{'required':>10}{'at most':>10}{'available':>11}"
+    for one, which in ((ordered[0], "most"), (ordered[-1], "fewest"))[: len(ordered)]:
+        name = f"{one['name']} ({which})"
         yield (
-            f"{t:<14}{one['tasks']:>6}{one['remoteChannels']:>9}{one['localChannels']:>9}{one['required']:>10}"
+            f"{name:<18}{one['tasks']:>6}{one['remoteChannels']:>9}{one['localChannels']:>9}{one['required']:>10}"
             f"{one['most']:>10}{described['available']:>11}"
         )
     yield from _verdict(described, ordered[0])

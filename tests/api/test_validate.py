@@ -289,7 +289,7 @@ BAD = {
     ),
     "too few slots": (
         lambda s: s["testbed"]["taskManagers"].update(replicas=3),
-        "spec.testbed.taskManagers: the job needs 4 slots (the largest parallelism of each slotSharingGroup, added up), there are 3 (3 × 1)",
+        "spec.testbed.taskManagers: the job needs 4 slots (the largest parallelism of each slotSharingGroup, added up), but there are 3 (3 × 1)",
     ),
     "forward with other parallelism": (
         lambda s: s["testbed"]["job"]["vertices"][2].update(parallelism=1),

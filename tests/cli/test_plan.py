@@ -203,3 +203,19 @@ def test_a_file_whose_taskmanagers_are_too_few_or_whose_buffers_are_invalid_is_r
     said = headgate(*arguments)
     assert said.returncode == 2
     assert said.stderr.startswith(f"headgate: {conf}:4: flinkConfiguration[taskmanager.memory.network.max]: ")
+
+
+def test_a_job_that_has_grown_is_planned_with_the_slots_of_a_configuration(headgate, tmp_path):
+    """Its document has one slot for each of its former subtasks. Without the configuration, that is an error."""
+    path, conf = tmp_path / "big.yaml", tmp_path / "flink-conf.yaml"
+    assert headgate("new", "taskmanager-killed", "-o", path).returncode == 0
+    path.write_text(path.read_text().replace("parallelism: 2", "parallelism: 40"))
+    conf.write_text("taskmanager.numberOfTaskSlots: 4\n")
+    assert ": the job needs 80 slots" in headgate("plan", path).stderr
+    said = headgate("plan", path, "--flink-conf", conf)
+    assert (said.returncode, said.stdout.count("on 20 TaskManagers with 4 slots each")) == (0, 1)
+    conf.write_text("heartbeat.timeout: 50 s\n")
+    assert (
+        "the job needs 80 slots, and 5 TaskManagers have 5"
+        in headgate("plan", path, "--flink-conf", conf).stderr
+    )

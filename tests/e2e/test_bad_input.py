@@ -91,7 +91,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "too-few-slots": (
         changed(lambda s: s["testbed"].update(taskManagers={"replicas": 1, "slots": 1})),
-        "spec.testbed.taskManagers: the job needs 2 slots (the largest parallelism of each slotSharingGroup, added up), there are 1",
+        "spec.testbed.taskManagers: the job needs 2 slots (the largest parallelism of each slotSharingGroup, added up), but there are 1",
     ),
     "unknown-metric": (
         changed(lambda s: s.update(expect=[{"metric": "delivery.lots", "equals": 0}])),
