@@ -112,10 +112,8 @@ def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> 
     sizes = [counted(conf.taskmanagers, "TaskManager") + slots] if conf.taskmanagers else []
     sizes += [f"parallelism {conf.parallelism}"] if conf.parallelism else []
     effective_here = "has" if len(found.usable) == 1 else "have"
-    typer.echo(
-        f"{path}: {len(found.usable)} of {counted(len(conf.options), 'option')} {effective_here} an effect here",
-        err=True,
-    )
+    usable = f"{len(found.usable)} of {counted(len(conf.options), 'option')} {effective_here} an effect here"
+    typer.echo(f"{path}: {usable} ({options.version_words(conf, version, flink_version)})", err=True)
     if questions.CHECKPOINTS.key not in found.usable:
         text = f"has no valid {questions.CHECKPOINTS.key}; the scenario adds {questions.CHECKPOINTS.value}"
         typer.echo(

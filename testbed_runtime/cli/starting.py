@@ -14,13 +14,17 @@ from msgspec import Struct
 
 from testbed_runtime.api.catalogue import OWN_PREFIX
 from testbed_runtime.cli.questions import CHECKPOINTS, Line, Question
-from testbed_runtime.core.exchange.backoff import remote_backoff
+from testbed_runtime.core.exchange.backoff import Backoff, local_backoff
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.options import BY_KEY, Options
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+REGISTRATION = "registration:"
+"""Part of the line of a fault that delays registrations of partitions."""
+MAX_WAITED_S = 600
+"""Maximum seconds that a long backoff adds to the observation. The last request may be sent that much later than the partition is registered."""
 ADDED_CHECKPOINTS = Line(
     CHECKPOINTS.key,
     CHECKPOINTS.value,
@@ -54,6 +58,8 @@ def document(question: Question, shape: Shape) -> str:
     """Return the commented scenario. Pure."""
     given = shape.given
     waited_s = given.interval_s + given.timeout_s if given and question.heartbeats else 0
+    if given and REGISTRATION in question.faults:
+        waited_s = min(MAX_WAITED_S, math.ceil(_backoff(question, shape).maximum))
     replicas = (3 if question.overload else 2) * shape.parallelism + question.spare
     return _template().render(
         question=question,
@@ -84,21 +90,24 @@ def _template() -> Template:
 
 def _faults(question: Question, shape: Shape) -> Iterator[str]:
     for line in question.faults.splitlines():
-        yield line + (f"; {_budget(question, shape)}" if "registration:" in line else "")
+        yield line + (f"; {_budget(question, shape)}" if REGISTRATION in line else "")
         if shape.given and question.heartbeats and line.strip().startswith("at:"):
             jitter = f"  jitter: {shape.given.interval_s} s"
             yield f"{jitter:<41}# up to one heartbeat.interval later; `headgate simulate --seeds 20` shows the range"
 
 
-def _budget(question: Question, shape: Shape) -> str:
-    """Return how late a partition may be, with the options of the document."""
+def _backoff(question: Question, shape: Shape) -> Backoff:
+    """Return the backoff of the sinks' requests for partitions, which are in the same TaskManager, with the options of the document."""
     written = shape.given.options if shape.given else {line.key: line.value for line in question.options}
-    backoff = remote_backoff(Options(written, flink_version=shape.flink_version))
-    budget = backoff.budget()
+    return local_backoff(Options(written, flink_version=shape.flink_version))
+
+
+def _budget(question: Question, shape: Shape) -> str:
+    """Return how late a partition may be."""
+    budget = _backoff(question, shape).budget()
     if budget is None:
         return "its consumers wait without a limit"
-    fails = "may fail" if backoff.waits_at_producer else "fails"
-    return f"above {format_value(budget, 's')}, the job {fails} with PartitionNotFoundException"
+    return f"above {format_value(budget, 's')}, the deployment fails with PartitionNotFoundException"
 
 
 def _options(question: Question, shape: Shape) -> Iterator[str]:

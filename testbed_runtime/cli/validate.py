@@ -189,8 +189,9 @@ def _check_conf(path: str, conf: FlinkConf, flink_version: str | None) -> Checke
     except UserError as error:
         checked.add(UserError("spec.flinkVersion", error.problem, error.hint))
         return checked
-    assumed = "" if flink_version or conf.flink_version else " assumed: --flink-version sets it"
-    checked.size = f"{counted(len(conf.options), 'option')}, Flink {version}{assumed}"
+    checked.size = (
+        f"{counted(len(conf.options), 'option')}, {options.version_words(conf, version, flink_version)}"
+    )
     for problem in (*found.errors, *found.contradictions):
         checked.add(problem, conf.line(problem.path))
     checked.warnings += [conf.place(warning, "line ", ": ") + warning for warning in found.warnings]
