@@ -394,3 +394,22 @@ def test_a_sink_without_keys_waits_for_no_record(
     built.wait("first-record", "sink-3", "", (2, 18), outcome="cancelled", attempt=0)
     found = read_waits(built.trial(), {}, [fault("network.latency", "tm-1")], history.at(20))
     assert [w.cause for w in found] == words
+
+
+@pytest.mark.parametrize(
+    ("timeout", "words"),
+    [
+        ("0 ms", KINDS["first-record"].doc),
+        ("2 s", KINDS["first-record"].doc),
+        ("2001 ms", "execution.buffer-timeout.interval = 2001 ms"),
+        ("", "a full buffer or a checkpoint"),
+    ],
+)
+def test_a_first_record_waits_for_the_flush_of_its_buffer(history: Any, timeout: str, words: str):
+    """Nothing was busy for the 2 s until it. Without a timeout, only full buffers are sent."""
+    built = history.empty()
+    built.wait("first-record", "sink-0", "", (2, 4), attempt=0)
+    option = {"interval": timeout} if timeout else {"enabled": "false"}
+    entry = {"configuration": {f"execution.buffer-timeout.{key}": value for key, value in option.items()}}
+    (found,) = read_waits(built.trial(), entry, [], history.at(20))
+    assert words in found.cause
