@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, BufferConsumer, MemorySegment
 
 INTS = 10
@@ -119,6 +120,9 @@ def test_F_142_a_reader_learns_with_its_next_read_that_a_buffer_is_finished(writ
     assert written.written == 4 * writes
     assert written.finished
     written.finish()  # a second time changes nothing
+    with pytest.raises(FlinkError, match="A finished buffer was written to") as refused:
+        written.append(ints(42))
+    assert refused.value.class_name == "IllegalStateException"
     assert written.build().size == 0
     known.append(written.known_finished)
     assert known == [False, False, False, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
 
 _NOTHING = memoryview(b"")
@@ -314,7 +314,10 @@ class BufferBuilder:
         return b"".join(self._parts)
 
     def append(self, data: memoryview, offset: int = 0) -> int:
-        """Copy as much of data[offset:] as fits and return the number of bytes: the producer's only copy."""
+        """Copy as much of data[offset:] as fits and return the number of bytes: the producer's only copy. Raises FlinkError
+        IllegalStateException if the builder is finished."""
+        if self.finished:
+            raise FlinkError("IllegalStateException", "A finished buffer was written to")
         start = self.written
         count = min(len(data) - offset, self._limit - start)
         end = start + count
