@@ -140,8 +140,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19).", since="1.19"),
     Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first.", since="1.12"),
     Option(MAX_TCP_CONNECTIONS, "integer", "1", "Most TCP connections for data from one TaskManager to another; before 1.15, each exchange has its own.", since=ONE_CONNECTION.since, removed="2.0"),
-    Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds."),
-    Option("taskmanager.network.netty.sendReceiveBufferSize", "memory", "0 b", "Size of the send and receive buffers of a data socket; 0: the default of the operating system. No effect in virtual time.", removed="2.0"),
+    Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds.", aliases=("taskmanager.net.client.connectTimeoutSec",)),
+    Option("taskmanager.network.netty.sendReceiveBufferSize", "memory", "0 b", "Size of the send and receive buffers of a data socket; 0: the default of the operating system. No effect in virtual time.", aliases=("taskmanager.net.sendReceiveBufferSize",), removed="2.0"),
     Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection open after its last channel.", since="1.15"),
     Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",), since="1.5", removed="1.10"),
     Option("security.ssl.internal.enabled", "boolean", "false", "TLS between TaskManagers, on the data port; both ends show the certificate of the testbed. RPC stays HTTP with a token. No effect in virtual time.", aliases=("security.ssl.enabled",), since="1.6"),
@@ -197,9 +197,9 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks.", since="1.10"),
     Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager.", millis_until=LONGS),
-    Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round.", removed="1.13"),
-    Option("web.backpressure.delay-between-samples", "duration", "50", "Time between two of them, in milliseconds.", removed="1.13", millis_until=LATEST),
-    Option("web.backpressure.refresh-interval", "duration", "60000", "Time from the beginning of one round of samples to the next, in milliseconds.", removed="1.13", millis_until=LATEST),
+    Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round.", aliases=("jobmanager.web.backpressure.num-samples",), removed="1.13"),
+    Option("web.backpressure.delay-between-samples", "duration", "50", "Time between two of them, in milliseconds.", aliases=("jobmanager.web.backpressure.delay-between-samples",), removed="1.13", millis_until=LATEST),
+    Option("web.backpressure.refresh-interval", "duration", "60000", "Time from the beginning of one round of samples to the next, in milliseconds.", aliases=("jobmanager.web.backpressure.refresh-interval",), removed="1.13", millis_until=LATEST),
     Option("execution.checkpointing.externalized-checkpoint-retention", "string", "NO_EXTERNALIZED_CHECKPOINTS", "RETAIN_ON_CANCELLATION keeps the last checkpoints of a trial in the run's folder, below files/<trial>/jobs.", choices=("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS"), since="1.11"),
     Option("execution.checkpointing.num-retained", "integer", "2", "Completed checkpoints that a job keeps in its store. Flink's default is 1, which also counts if the value is less than 1. Headgate's default is 2.", aliases=("state.checkpoints.num-retained",), since="1.20"),
     Option("execution.state-recovery.path", "string", "", "Folder files/<trial> of a kept checkpoint from which the job starts. For a run in a cluster, use `headgate run --from-checkpoint`, which copies the checkpoint there.", aliases=("execution.savepoint.path",), since="1.20"),
@@ -234,6 +234,16 @@ def unknown_version(path: str, version: object) -> UserError:
     return UserError(path, f"{version!r} is not a known version of Flink", hint)
 
 
+def _counting(key: str, configuration: Mapping[str, str], flink_version: str) -> str:
+    """Return the name whose value counts if a configuration has several of an option: that of this version, then the newest, then the
+    older ones in their order (Configuration.getRawValueFromOption)."""
+    option = BY_KEY.get(ALIASES.get(key, key))
+    if option is None or not option.aliases:
+        return key
+    names = (option.name_in(flink_version), option.key, *option.aliases)
+    return next(name for name in names if name in configuration)
+
+
 class Options:
     """A configuration, read with Flink's rules. Unknown keys are ignored; `api` has already judged them."""
 
@@ -241,7 +251,10 @@ class Options:
         if flink_version not in VERSIONS:
             raise unknown_version("flinkVersion", flink_version)
         self.flink_version = flink_version
-        self._values = {ALIASES.get(key, key): value for key, value in configuration.items()}
+        self._values = {
+            ALIASES.get(key, key): configuration[_counting(key, configuration, flink_version)]
+            for key in configuration
+        }
         self._parsed: dict[str, Any] = {}
 
     def text(self, key: str) -> str:
@@ -292,7 +305,8 @@ class Options:
 
     def with_values(self, values: Mapping[str, str]) -> Options:
         """Return a configuration in which these keys have other values."""
-        return Options(self._values | dict(values), flink_version=self.flink_version)
+        others = Options(values, flink_version=self.flink_version).as_map()
+        return Options(self._values | others, flink_version=self.flink_version)
 
     def of_job(self, *, batch: bool) -> Options:
         """Return the configuration of a job. A batch job ignores checkpointing, as Flink's StreamGraphGenerator decides."""

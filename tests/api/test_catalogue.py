@@ -90,6 +90,9 @@ def test_a_typo_is_reported_with_the_key_that_was_meant(key, meant):
         ("taskmanager.net.request-backoff.max", "taskmanager.network.request-backoff.max"),
         ("taskmanager.maxRegistrationDuration", "taskmanager.registration.timeout"),
         ("recovery.mode", "high-availability.type"),
+        ("taskmanager.net.client.connectTimeoutSec", "taskmanager.network.netty.client.connectTimeoutSec"),
+        ("taskmanager.net.sendReceiveBufferSize", "taskmanager.network.netty.sendReceiveBufferSize"),
+        ("jobmanager.web.backpressure.refresh-interval", "web.backpressure.refresh-interval"),
     ],
 )
 def test_the_oldest_names_that_flink_still_reads_are_effective(key, canonical):

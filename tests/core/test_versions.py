@@ -76,6 +76,19 @@ def test_a_default_changes_in_the_minor_in_which_flink_changed_it(version, key, 
     assert Options({}, flink_version=version).text(key) == expected
 
 
+@pytest.mark.parametrize(("version", "seconds"), [("1.17", 1), ("1.18", 2), ("2.3", 2)])
+@pytest.mark.parametrize(
+    "names", [("akka.ask.timeout", "pekko.ask.timeout"), ("pekko.ask.timeout", "akka.ask.timeout")]
+)
+def test_of_several_names_of_an_option_that_of_the_version_counts(names, version, seconds):
+    """Configuration.getRawValueFromOption reads the key before its older names, in whatever order they are written."""
+    values = {"akka.ask.timeout": "1 s", "pekko.ask.timeout": "2 s"}
+    options = Options({name: values[name] for name in names}, flink_version=version)
+    assert options.duration("pekko.ask.timeout") == seconds
+    changed = options.with_values({"akka.ask.timeout": "3 s"})
+    assert changed.duration("pekko.ask.timeout") == 3
+
+
 @pytest.mark.parametrize("version", ["1.12", "1.13", "1.20", "2.x"])
 def test_the_slot_timeout_is_the_ask_timeout_if_it_is_not_set(version):
     """TaskManagerOptions.SLOT_TIMEOUT.withFallbackKeys; by hand in 1.13; 1.12 has only the ask timeout."""
