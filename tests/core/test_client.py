@@ -288,12 +288,16 @@ def test_G_13_an_announced_backlog_takes_floating_buffers() -> None:
 
 
 def test_G_14_an_empty_buffer_is_no_error() -> None:
-    """testReceiveEmptyBuffer: it brings its backlog."""
+    """testReceiveEmptyBuffer: it brings its backlog. It is none without credit either."""
     consumer = Consumer()
     consumer.connect()
     deliver(consumer.client, data_frame(0, 0, 2, b""))
     assert (consumer.gate.poll(), consumer.channel().error) == (None, None)
     assert consumer.channel().unannounced_credit == 3
+    while consumer.channel().request_buffer() is not None:
+        pass
+    deliver(consumer.client, data_frame(0, 1, 0, b""))
+    assert (consumer.gate.poll(), consumer.channel().error) == (None, None)
 
 
 def test_G_15_a_request_is_sent_again_with_the_same_credit() -> None:

@@ -22,7 +22,7 @@ from testbed_runtime.core.exchange.frames import (
     ServerFrame,
     next_sequence_number,
 )
-from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.memory import Buffer, MemorySegment
 from testbed_runtime.core.ids import InputChannelID
 
 RESET = "Connection reset by peer"
@@ -142,6 +142,8 @@ class PartitionRequestClient:
             return buffer
         if not self._credit_based:
             return channel.request_buffer_or_wait(self._resume)
+        if not size:
+            return Buffer(memoryview(b""), data_type, MemorySegment(0), None)  # not missed: nothing is written to it
         channel.on_error(FlinkError("IllegalStateException", NO_BUFFER))
         return DISCARD
 
