@@ -197,10 +197,6 @@ class ResourceManager:
         """Those that have registered and reported their slots."""
         return tuple(str(taskmanager) for taskmanager in self._table.taskmanagers)
 
-    @property
-    def free_slots(self) -> int:
-        return self._table.free
-
     # ---- what the JobMaster calls
 
     def serve_job(self, owner: SlotOwner, on_lost: Callable[[Lost, str], None]) -> None:

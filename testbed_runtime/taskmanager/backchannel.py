@@ -66,7 +66,7 @@ class IterationBroker:
 
     def __init__(self, open_file: Callable[[], IO[bytes]] = io.BytesIO) -> None:
         self._open_file = open_file
-        self._loops: dict[LoopKey, Loop] = {}
+        self.loops: dict[LoopKey, Loop] = {}
 
     @staticmethod
     def key(descriptor: TaskDeploymentDescriptor, head: str) -> LoopKey:
@@ -77,21 +77,16 @@ class IterationBroker:
         return UpdateBuffer(self._open_file)
 
     def join(self, key: LoopKey) -> Loop:
-        loop = self._loops.get(key)
+        loop = self.loops.get(key)
         if loop is None:
-            loop = self._loops[key] = Loop(BackChannel(self._open_file))
+            loop = self.loops[key] = Loop(BackChannel(self._open_file))
         loop.members += 1
         return loop
 
     def leave(self, key: LoopKey) -> None:
-        loop = self._loops[key]
+        loop = self.loops[key]
         loop.members -= 1
         if not loop.members:
             loop.back.close()
             loop.solution.clear()  # the tasks may be kept for their results
-            del self._loops[key]
-
-    @property
-    def open_loops(self) -> int:
-        """Number of loops with a head or a tail: 0 when no task runs."""
-        return len(self._loops)
+            del self.loops[key]

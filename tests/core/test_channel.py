@@ -339,7 +339,7 @@ def test_A_19_a_failed_channel_announces_no_credit() -> None:
     deliver(consumer.client, data_frame(0, 29, 0))
     taken[1].recycle()
     assert consumer.sent() == []
-    assert consumer.channel().unannounced_credit == 1
+    assert consumer.channel().buffers.unannounced == 1
 
 
 def test_A_19_nothing_follows_a_blocking_event_with_a_backlog() -> None:
@@ -425,7 +425,7 @@ def test_credit_is_read_when_it_is_written() -> None:
     channel.on_sender_backlog(3)
     assert consumer.sent() == [AddCredit(3, receiver_id(0))]
     assert channel.stats().announced == 5
-    assert channel.unannounced_credit == 0
+    assert channel.buffers.unannounced == 0
 
 
 def test_an_empty_buffer_costs_a_credit_and_gives_it_back() -> None:
@@ -597,4 +597,4 @@ def test_a_backlog_that_overflows_an_int_asks_for_nothing() -> None:
     channel = consumer.channel()
     channel.on_sender_backlog(2**31 - 1)
     assert channel.buffers is not None
-    assert (channel.buffers.required, channel.unannounced_credit) == (-(2**31) + 1, 0)
+    assert (channel.buffers.required, channel.buffers.unannounced) == (-(2**31) + 1, 0)

@@ -67,6 +67,6 @@ def test_A_19_the_backlog_of_a_failed_channel_raises_its_error_if_it_brings_new_
         with pytest.raises(FlinkError) as caught:
             consumer.channel().on_sender_backlog(3)
         assert caught.value is consumer.channel().error
-    assert consumer.channel().unannounced_credit == 3
+    assert consumer.channel().buffers.unannounced == 3
     consumer.channel().on_sender_backlog(4)
     assert consumer.sent() == []

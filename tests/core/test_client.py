@@ -38,13 +38,13 @@ def test_G_01_and_G_02_credit_is_announced_for_the_backlog() -> None:
     ]
     for number in (0, 1):
         deliver(consumer.client, data_frame(number, 0, 1))
-    assert [consumer.channel(n).unannounced_credit for n in (0, 1)] == [2, 2]
+    assert [consumer.channel(n).buffers.unannounced for n in (0, 1)] == [2, 2]
     assert consumer.sent() == [AddCredit(2, ZERO), AddCredit(2, ONE)]
     # G-02: nothing is pulled while the connection is not writable
     deliver(consumer.client, data_frame(0, 1, 1))
-    assert [consumer.channel(n).unannounced_credit for n in (0, 1)] == [1, 0]
+    assert [consumer.channel(n).buffers.unannounced for n in (0, 1)] == [1, 0]
     assert consumer.sent() == [AddCredit(1, ZERO)]
-    assert [consumer.channel(n).unannounced_credit for n in (0, 1)] == [0, 0]
+    assert [consumer.channel(n).buffers.unannounced for n in (0, 1)] == [0, 0]
 
 
 def test_G_03_the_last_channel_closes_a_connection_that_is_not_kept() -> None:
@@ -293,7 +293,7 @@ def test_G_14_an_empty_buffer_is_no_error() -> None:
     consumer.connect()
     deliver(consumer.client, data_frame(0, 0, 2, b""))
     assert (consumer.gate.poll(), consumer.channel().error) == (None, None)
-    assert consumer.channel().unannounced_credit == 3
+    assert consumer.channel().buffers.unannounced == 3
     while consumer.channel().request_buffer() is not None:
         pass
     deliver(consumer.client, data_frame(0, 1, 0, b""))

@@ -9,7 +9,8 @@ import pytest
 from test_server import RECEIVER, Producer
 
 from testbed_runtime.core.exchange.frames import BufferResponse, ErrorResponse, NewBufferSize
-from testbed_runtime.core.exchange.records import LENGTH_BYTES, SPILL_BYTES, RecordDeserializer, frame_record
+from testbed_runtime.core.exchange.records import LENGTH_BYTES, SPILL_BYTES, RecordDeserializer
+from tests.transport.records import frame_record
 
 
 def numbers(count: int) -> list[bytes]:

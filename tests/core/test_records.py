@@ -17,8 +17,8 @@ from testbed_runtime.core.exchange.records import (
     SPILL_BYTES,
     RecordDeserializer,
     frame_fixed,
-    frame_record,
 )
+from tests.transport.records import frame_record
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:

@@ -126,11 +126,11 @@ def test_F_01_to_F_03_a_reader_is_queued_by_credit_and_sends_as_much_as_it_has()
     producer.reader.add_credit(-2)
     for _ in range(5):
         producer.partition.emit(0, b"x" * 64)
-    assert (producer.server.available_readers, producer.reader.credit) == (0, 0)  # F-01
+    assert (producer.server.has_more(), producer.reader.credit) == (False, 0)  # F-01
     assert producer.partition.queued == 10
     for expected in (1, 2, 3):
         producer.receive(AddCredit(1, RECEIVER))
-        assert (producer.server.available_readers, producer.reader.credit) == (1, expected)  # F-02
+        assert (producer.server.has_more(), producer.reader.credit) == (True, expected)  # F-02
     assert types(producer.send()) == [DataType.DATA_BUFFER] * 3  # F-03
     assert producer.reader.credit == 0
     assert producer.server.next_frame() is None
@@ -194,11 +194,11 @@ def test_F_04_and_F_05_a_barrier_holds_back_what_is_behind_it_until_resumption()
     producer.partition.emit(0, b"x")
     producer.partition.flush_all()
     assert types(producer.send()) == [DataType.ALIGNED_CHECKPOINT_BARRIER]  # F-04
-    assert (producer.server.available_readers, producer.partition.queued) == (0, 1)
+    assert (producer.server.has_more(), producer.partition.queued) == (False, 1)
     producer.receive(ResumeConsumption(RECEIVER))
     producer.partition.flush_all()
     assert types(producer.send()) == [DataType.DATA_BUFFER]  # F-05
-    assert producer.server.available_readers == 0
+    assert not producer.server.has_more()
 
 
 def test_F_06_without_exclusive_buffers_the_backlog_is_announced() -> None:
@@ -471,9 +471,9 @@ def test_a_cancelled_request_frees_the_reader_and_goes_on_waiting() -> None:
     producer = Producer()
     producer.request(2)
     producer.partition.emit(0, b"x" * 64)
-    assert producer.server.available_readers == 1
+    assert producer.server.has_more()
     producer.receive(CancelPartitionRequest(RECEIVER), CancelPartitionRequest(RECEIVER))
-    assert (producer.server.available_readers, producer.server.readers) == (0, ())
+    assert (producer.server.has_more(), producer.server.readers) == (False, ())
     assert not producer.partition.is_released
     waiting = Producer(register=False)
     waiting.request(2)

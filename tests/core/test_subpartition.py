@@ -65,6 +65,10 @@ class Bench:
         payload = encode_event(barrier(number, alignment))
         self.subpartition.add(BufferBuilder.of_event(payload, data_type))
 
+    @property
+    def available(self) -> bool:
+        return self.subpartition.availability(credit=True)[0]
+
     def poll(self) -> tuple[DataType, int, DataType, int] | None:
         polled = self.view.poll()
         if polled is None:
@@ -80,9 +84,9 @@ def test_F_41_a_single_finished_data_buffer_is_neither_available_nor_notified() 
     """The last buffer usually still grows; the second one, a flush or an event says that there is something."""
     bench = Bench()
     bench.data()
-    assert (bench.notified, bench.subpartition.is_data_available, bench.subpartition.backlog) == (0, False, 0)
+    assert (bench.notified, bench.available, bench.subpartition.backlog) == (0, False, 0)
     bench.data()
-    assert (bench.notified, bench.subpartition.is_data_available, bench.subpartition.backlog) == (1, True, 1)
+    assert (bench.notified, bench.available, bench.subpartition.backlog) == (1, True, 1)
     bench.data()
     assert bench.notified == 1
     assert bench.poll() == (DATA, 1, DATA, 0)
@@ -93,7 +97,7 @@ def test_a_single_event_is_available_at_once() -> None:
     """It is finished from the start; an at-least-once barrier does not block."""
     bench = Bench()
     bench.event(alignment=AlignmentType.AT_LEAST_ONCE)
-    assert (bench.notified, bench.subpartition.is_data_available) == (1, True)
+    assert (bench.notified, bench.available) == (1, True)
     assert bench.poll() == (DataType.EVENT_BUFFER, 0, NONE, 0)
     assert not bench.subpartition.is_blocked
 
@@ -111,7 +115,7 @@ def test_a_flush_makes_an_unfinished_buffer_readable_once() -> None:
     bench.subpartition.flush()
     assert bench.notified == 1
     assert bench.poll() == (DATA, 0, NONE, 1)
-    assert not bench.subpartition.is_data_available
+    assert not bench.available
 
 
 def test_a_flush_with_several_buffers_does_not_notify_again() -> None:
@@ -225,7 +229,7 @@ def test_a_priority_event_flushes_nothing() -> None:
     alone.data()
     alone.event(1, AlignmentType.UNALIGNED)
     assert alone.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 0, NONE, 0)
-    assert not alone.subpartition.is_data_available
+    assert not alone.available
 
 
 def test_a_flush_is_over_when_priority_events_were_all_that_waited() -> None:
@@ -236,12 +240,12 @@ def test_a_flush_is_over_when_priority_events_were_all_that_waited() -> None:
     bench.subpartition.flush()
     bench.poll()
     bench.poll()
-    assert not bench.subpartition.is_data_available
+    assert not bench.available
     before = bench.notified
     bench.data(finished=False)
-    assert (bench.notified, bench.subpartition.is_data_available) == (before, False)
+    assert (bench.notified, bench.available) == (before, False)
     bench.subpartition.flush()
-    assert (bench.notified, bench.subpartition.is_data_available) == (before + 1, True)
+    assert (bench.notified, bench.available) == (before + 1, True)
     assert bench.poll() == (DATA, 0, NONE, 2)
 
 

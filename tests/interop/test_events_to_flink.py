@@ -20,10 +20,10 @@ from testbed_runtime.core.exchange.events import (
     SnapshotType,
     SubtaskConnectionDescriptor,
 )
-from testbed_runtime.core.exchange.records import frame_record
 from testbed_runtime.core.options import Options
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.exchanging import P, Producer
+from tests.transport.records import frame_record
 
 pytestmark = pytest.mark.processes
 

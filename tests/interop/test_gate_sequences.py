@@ -213,7 +213,7 @@ class Gate:
             manager = channel.buffers
             assert manager is not None
             waiting = str(manager.waiting).lower()
-            text += f" | {manager.required} {manager.available} {channel.unannounced_credit} {waiting}"
+            text += f" | {manager.required} {manager.available} {channel.buffers.unannounced} {waiting}"
             text += f" {channel.queued} {channel.buffers_in_use}"
         ended = (
             ("DRAINED" if gate.draining else "STOPPED") if gate.received_end_of_data else "NOT_END_OF_DATA"

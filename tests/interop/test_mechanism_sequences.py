@@ -11,7 +11,7 @@ import pytest
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.exchange import records
 from testbed_runtime.core.exchange.debloat import BufferDebloater, ThroughputCalculator
-from testbed_runtime.core.exchange.records import RecordDeserializer, frame_record
+from testbed_runtime.core.exchange.records import RecordDeserializer
 from testbed_runtime.core.job.checkpoints import CheckpointFailureManager, CheckpointFailureReason
 from testbed_runtime.core.job.restart import (
     ExponentialConfig,
@@ -22,6 +22,7 @@ from testbed_runtime.core.job.restart import (
 )
 from testbed_runtime.core.values import MAX_INT
 from tests.interop.sequences import COUNTS, compare, draw
+from tests.transport.records import frame_record
 
 pytestmark = pytest.mark.processes
 FLINKS_LEAST_SPILL = 100 * 1024

@@ -374,7 +374,7 @@ class Cluster:
 
     @property
     def free_slots(self) -> int:
-        return self.manager.resourcemanager.free_slots
+        return self.manager.resourcemanager._table.free
 
     async def status(self) -> JobStatusReply:
         return await self.dispatch(RequestJobStatus(""))

@@ -210,7 +210,7 @@ def play(
 def loops(world: SmallWorld) -> int:
     """Return the number of loops that TaskManagers still have."""
     shells = [p.shell for name in world.processes.names() if (p := world.processes.get(name)) is not None]
-    return sum(s.iterations.open_loops for s in shells if isinstance(s, TaskManager))
+    return sum(len(s.iterations.loops) for s in shells if isinstance(s, TaskManager))
 
 
 def finished(world: SmallWorld) -> set[str]:

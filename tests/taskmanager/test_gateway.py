@@ -241,14 +241,14 @@ def test_a_loop_lives_while_its_head_or_its_tail_does():
     first = broker.join(keys[0])
     assert broker.join(keys[0]) is first
     assert broker.join(keys[1]) is not first
-    assert broker.open_loops == 2
+    assert len(broker.loops) == 2
     first.back.add(records(1), 1)
     first.back.end_superstep()
     (result, _), *_ = first.back._ended
     broker.leave(keys[0])
-    assert (broker.open_loops, list(result.batches()) != []) == (2, True)
+    assert (len(broker.loops), list(result.batches()) != []) == (2, True)
     broker.leave(keys[0])
-    assert (broker.open_loops, list(result.batches())) == (1, [])
+    assert (len(broker.loops), list(result.batches())) == (1, [])
     assert broker.join(keys[0]) is not first
 
 

@@ -130,7 +130,7 @@ def test_a_bulk_iteration_passes_its_input_and_then_each_result_to_the_step_func
 
     task = head(drive)
     assert task.waits("iteration") == [("work", 0, 700, Outcome.COMPLETED)]
-    assert task.services.iterations.open_loops == 0
+    assert task.services.iterations.loops == {}
 
 
 def test_a_delta_iteration_begins_with_its_whole_solution_set_and_ends_with_it():
@@ -185,7 +185,7 @@ def test_an_iteration_that_is_cancelled_is_a_cancelled_wait():
 
     task = head(drive)
     assert task.waits("iteration") == [("work", 0, 300, Outcome.CANCELLED)]
-    assert (task.states[-1], task.services.iterations.open_loops) == ("CANCELED", 0)
+    assert (task.states[-1], task.services.iterations.loops) == ("CANCELED", {})
 
 
 # ---- the tail
@@ -214,11 +214,11 @@ def test_a_tail_feeds_its_records_back_and_counts_those_that_decide(
             made.close()
         assert task.task.meter.records_out == 3
         iterations.leave(iterations.key(task.descriptor, "head"))
-        assert iterations.open_loops == 1
+        assert len(iterations.loops) == 1
 
     vertex = JobVertex("work", 1, 128, operator=OperatorConfig(), feeds_back=config)
     task = driven(vertex, drive, outputs=())
-    assert task.services.iterations.open_loops == 0
+    assert task.services.iterations.loops == {}
 
 
 @pytest.mark.parametrize("most_bytes", [BACK_CHANNEL_BYTES, 1])
@@ -264,7 +264,7 @@ def test_a_criterion_that_cannot_be_loaded_fails_the_tail_and_leaves_no_loop():
     vertex = JobVertex("work", 1, 128, operator=OperatorConfig(), feeds_back=config)
     task = driven(vertex, outputs=())
     assert (task.states[-1], task.failure[0]) == ("FAILED", "PythonFunction")
-    assert task.services.iterations.open_loops == 0
+    assert task.services.iterations.loops == {}
 
 
 # ---- the synchronization task

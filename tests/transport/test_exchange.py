@@ -39,7 +39,6 @@ from testbed_runtime.core.exchange.frames import (
     ResumeConsumption,
     WireVersion,
 )
-from testbed_runtime.core.exchange.records import frame_record
 from testbed_runtime.core.options import Options
 from testbed_runtime.transport.exchange import FetchRequest, ServeRequest, fetch, serve
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -47,6 +46,7 @@ from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
 from tests.transport.exchanging import LIMIT_S, P
 from tests.transport.inprocess_network import InProcessNetwork
+from tests.transport.records import frame_record
 
 OPTIONS = Options({})
 

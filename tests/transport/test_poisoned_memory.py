@@ -13,12 +13,13 @@ from testbed_runtime.core.exchange.backoff import remote_backoff
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
-from testbed_runtime.core.exchange.records import RecordDeserializer, frame_record
+from testbed_runtime.core.exchange.records import RecordDeserializer
 from testbed_runtime.core.faults.links import channel_id
 from testbed_runtime.core.ids import ResultPartitionID
 from testbed_runtime.core.options import Options
 from testbed_runtime.ports.network import Network
 from tests.transport.poisoned import POISON, PoisonedNetwork
+from tests.transport.records import frame_record
 from tests.transport.test_random_exchange import SEGMENT, World
 
 SPILLED_BYTES = 3 * SEGMENT

@@ -109,7 +109,7 @@ class End:
         channels = [self.consumer.channel(number) for number in range(CHANNELS)]
         for channel in channels:
             if self.pump.machine.error is None and not channel.error:
-                assert not channel.unannounced_credit
+                assert not channel.buffers.unannounced
 
 
 class SingleDecoder:

@@ -446,10 +446,6 @@ class RemoteInputChannel(InputChannelBase):
         """Buffers queued here and waiting at the sender, for the debloater."""
         return self.queued + max(0, self._manager.required - self._manager.initial_credit)
 
-    @property
-    def unannounced_credit(self) -> int:
-        return self._manager.unannounced
-
     def stats(self) -> ChannelStats:
         manager = self.buffers or self._manager
         return manager.stats(self.buffers_in, self._backlog, len(self._queue) + len(self._priority))

@@ -22,11 +22,6 @@ SPILL_BYTES = 5 * 1024 * 1024
 _LENGTH = struct.Struct(">i")
 
 
-def frame_record(data: BytesLike) -> bytes:
-    """Return the length and the bytes of one record."""
-    return _LENGTH.pack(len(data)) + data
-
-
 def frame_fixed(records: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     """Return all records of a one-dimensional array, each preceded by its length."""
     contiguous = np.ascontiguousarray(records)

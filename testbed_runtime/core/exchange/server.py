@@ -79,10 +79,6 @@ class PartitionRequestServer:
         """Number of requests of this connection that wait for a partition."""
         return len(self._listeners)
 
-    @property
-    def available_readers(self) -> int:
-        return len(self._available)
-
     # ---- out -----------------------------------------------------------------------------------------------
 
     def has_more(self) -> bool:

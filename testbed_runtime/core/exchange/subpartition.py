@@ -413,11 +413,6 @@ class PipelinedSubpartition:
             return self.backlog_buffers
         return max(0, self.backlog_buffers - 1)
 
-    @property
-    def is_data_available(self) -> bool:
-        """Whether an element can be polled. A priority event behind a blocking one does not count, although `poll` returns it."""
-        return self.availability(credit=True)[0]
-
     def _next_type(self) -> DataType:
         if self._priority:
             return self._priority[0].data_type
