@@ -215,7 +215,7 @@ class JobNow(Model, frozen=True):
     running_tasks: int = 0
     """Tasks that are running."""
     total_tasks: int = 0
-    """0: unknown."""
+    """0: neither the tasks nor the other fields are known."""
     restarts: int = 0
     """Restarts of the job so far."""
     checkpoints: int = 0

@@ -190,18 +190,19 @@ def counts(sample: p.Sample) -> str:
     """Return the counters, the most important first, because a narrow terminal cuts off the end.
 
     The lag of a job is unknown while a task does not run: what that task has missed is not measured."""
-    if not sample.total_tasks:
+    job = sample.job
+    if not job.total_tasks:
         return ""
     words = []
-    complete = sample.running_tasks >= sample.total_tasks
+    complete = job.running_tasks >= job.total_tasks
     for key, unit in zip(p.SHOWN_COUNTERS, ("records/s", "credits", "s lag"), strict=True):
-        if key in sample.counters and (complete or key != "lag_s"):
-            value = sample.counters[key]
+        if key in job.counters and (complete or key != "lag_s"):
+            value = job.counters[key]
             words.append(f"{value:,.0f} {unit}" if key != "lag_s" else f"{value:.2f} {unit}")
-    words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
-    if sample.restarts:
-        words.append(counted(sample.restarts, "restart"))
-    words.append(counted(sample.checkpoints, "checkpoint"))
+    words.append(f"{job.running_tasks}/{job.total_tasks} tasks")
+    if job.restarts:
+        words.append(counted(job.restarts, "restart"))
+    words.append(counted(job.checkpoints, "checkpoint"))
     return ", ".join(words)
 
 

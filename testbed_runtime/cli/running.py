@@ -25,8 +25,7 @@ from testbed_runtime.cli.tables import side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
-from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
-from testbed_runtime.core.judgement.verdict import worst
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict, worst
 from testbed_runtime.files import naming, read_json
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.conclude import trials_to_evaluate
@@ -179,8 +178,11 @@ def in_junit(policy: Policy, otherwise: str) -> str:
 
 
 def exit_code(verdicts: Sequence[str], policy: Policy) -> int:
-    """Return the exit code for the worst of the verdicts, under the policy for Inconclusive."""
-    return verdict_exit_code(worst(verdicts), inconclusive=policy.value)
+    """Return the exit code for the worst of the verdicts. The policy can replace the code of Inconclusive."""
+    found = worst(verdicts)
+    if found is Verdict.INCONCLUSIVE and policy in (Policy.FAIL, Policy.PASS):
+        found = Verdict.FAIL if policy is Policy.FAIL else Verdict.PASS
+    return EXIT_CODES[found]
 
 
 def conclude(name: str, result: RunResult) -> None:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import limits, models, naming
-from testbed_runtime.api.status import COMPLETE, EVALUATING, RECORDER_LOST, JobNow, read
+from testbed_runtime.api.status import (
+    COMPLETE,
+    EVALUATING,
+    RECORDER_LOST,
+    ScenarioRunStatus,
+    TrialResult,
+    read,
+)
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.documents import PAGE_FILE, SCHEMA, VERDICT_FILE
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -67,57 +74,37 @@ def manifest(
     return scenario_run(name, namespace, spec)
 
 
-def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.ProgressEvent]:
+def events_of(before: ScenarioRunStatus, after: ScenarioRunStatus) -> list[p.ProgressEvent]:
     """Return what happened between two statuses of a ScenarioRun. Pure."""
     found: list[p.ProgressEvent] = []
-    trial = str(after.get("trial") or "")
-    new_trial = bool(trial) and trial != before.get("trial")
+    trial, phase, message = after.trial, after.trial_phase, after.message
+    new_trial = bool(trial) and trial != before.trial
     if new_trial:
-        found.append(p.TrialStarted(trial, len(after.get("trials") or ()) + 1, 0.0))
-    phase = str(after.get("trialPhase") or "")
-    if phase and (new_trial or phase != before.get("trialPhase")):
+        found.append(p.TrialStarted(trial, len(after.trials) + 1, 0.0))
+    if phase and (new_trial or phase != before.trial_phase):
         control = f"-{CONTROL}-" in trial  # as TrialPlan.trial names it
-        found.append(p.PhaseEntered(trial, phase, after.get("remainingSeconds"), control))
-    message = str(after.get("message") or "")
-    if message and message != before.get("message"):
-        evaluating = after.get("phase") == EVALUATING
+        found.append(p.PhaseEntered(trial, phase, after.remaining_seconds, control))
+    evaluating = after.phase == EVALUATING
+    if message and message != before.message:
         found.append(p.Evaluating(f"  {message}") if evaluating else p.Notice(message))
-    if trial and after.get("jobState") and _numbers(after) != _numbers(before):
-        found.append(_sample(after))
-    known = {t["name"] for t in before.get("trials") or ()}
-    found += [_trial_ended(t) for t in after.get("trials") or () if t["name"] not in known]
-    if after.get("phase") == EVALUATING and before.get("phase") != EVALUATING:
+    sample = _sample(after)
+    if trial and after.job_state and sample != _sample(before):
+        found.append(sample)
+    known = {t.name for t in before.trials}
+    found += [_trial_ended(t) for t in after.trials if t.name not in known]
+    if evaluating and before.phase != EVALUATING:
         found.append(p.Evaluating("evaluating the history"))
     return found
 
 
-def _numbers(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    return status.get("remainingSeconds"), status.get("jobState"), status.get("job")
+def _sample(status: ScenarioRunStatus) -> p.Sample:
+    return p.Sample(status.remaining_seconds, status.job_state, status.job)
 
 
-def _sample(status: Mapping[str, Any]) -> p.Sample:
-    job = read(JobNow, status.get("job"))
-    return p.Sample(
-        remaining_s=status.get("remainingSeconds"),
-        job_state=str(status.get("jobState") or ""),
-        running_tasks=job.running_tasks,
-        total_tasks=job.total_tasks,
-        restarts=job.restarts,
-        checkpoints=job.checkpoints,
-        counters=job.counters,
-    )
-
-
-def _trial_ended(trial: Mapping[str, Any]) -> p.TrialEnded:
-    state, voided = str(trial.get("jobState", "")), bool(trial.get("voided"))
-    reason = str(trial.get("reason", ""))
+def _trial_ended(trial: TrialResult) -> p.TrialEnded:
+    error, reason = ("", trial.reason) if trial.voided else (trial.reason, "")
     return p.TrialEnded(
-        str(trial["name"]),
-        state,
-        state == "FINISHED",
-        voided,
-        "" if voided else reason,
-        reason if voided else "",
+        trial.name, trial.job_state, trial.job_state == "FINISHED", trial.voided, error, reason
     )
 
 
@@ -215,13 +202,12 @@ class ClientRun:
             await self._heal(name)
             raise
 
-    async def follow(self, name: str) -> dict[str, Any]:
+    async def follow(self, name: str) -> ScenarioRunStatus:
         """Wait until the run is Complete and return its status. Raises HeadgateError if it is deleted or no operator handles it."""
-        before: dict[str, Any] = {}
         has_status = asyncio.Event()
         loop = asyncio.get_running_loop()
         silence = loop.create_task(self._silence(has_status), name="no-operator")
-        task = loop.create_task(self._follow(name, before, has_status), name=f"follow {name}")
+        task = loop.create_task(self._follow(name, has_status), name=f"follow {name}")
         try:
             await asyncio.wait((silence, task), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -247,8 +233,9 @@ class ClientRun:
             else:
                 await asyncio.Event().wait()
 
-    async def _follow(self, name: str, before: dict[str, Any], has_status: asyncio.Event) -> dict[str, Any]:
+    async def _follow(self, name: str, has_status: asyncio.Event) -> ScenarioRunStatus:
         fields = f"metadata.name={name}"
+        before = ScenarioRunStatus()
         existed = listed = False
         async for event in self._api.watch("ScenarioRun", self._namespace, fields=fields):
             if event.type == "SYNCED":
@@ -259,31 +246,28 @@ class ClientRun:
             if event.type == "DELETED":
                 break
             existed, listed = True, event.type == "LISTED"
-            status = dict(event.object.get("status") or {})
-            if status:
+            if event.object.get("status"):
                 has_status.set()
+            status = read(ScenarioRunStatus, event.object.get("status"))
             for happened in events_of(before, status):
                 self._progress.on_event(happened)
             before = status
-            if status.get("phase") == COMPLETE:
+            if status.phase == COMPLETE:
                 return status
         raise HeadgateError(f"ScenarioRun {name} was deleted before it was Complete")
 
-    async def fetch(self, name: str, folder: Path, status: Mapping[str, Any]) -> RunResult:
+    async def fetch(self, name: str, folder: Path, status: ScenarioRunStatus) -> RunResult:
         """Write the report's files. A run that the operator ended has none; its status becomes the verdict."""
         try:
             files = await report_files(self._api, self._namespace, name)
         except HeadgateError:
-            if status.get("verdict") not in WITHOUT_REPORT:
+            if status.verdict not in WITHOUT_REPORT:
                 raise
             return _without_report(folder, status)
         write_files(folder, files)
         verdict = json.loads(files[VERDICT_FILE])
-        if status.get("reason") == RECORDER_LOST:  # only the operator knows the reason
-            verdict |= {key: status[key] for key in ("verdict", "reason")} | {
-                "summary": status.get("text", "")
-            }
-            verdict["exitCode"] = WITHOUT_REPORT[verdict["verdict"]]
+        if status.reason == RECORDER_LOST:  # only the operator knows the reason
+            verdict |= _outcome(status)
             (folder / VERDICT_FILE).write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
         return RunResult(folder, verdict, folder / PAGE_FILE)
 
@@ -318,15 +302,16 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         (folder / Path(file).name).write_bytes(data)
 
 
-def _without_report(folder: Path, status: Mapping[str, Any]) -> RunResult:
-    text = str(status.get("text") or "the run failed")
-    verdict = {
-        "schema": SCHEMA,
-        "verdict": str(status["verdict"]),
-        "exitCode": WITHOUT_REPORT[str(status["verdict"])],
-        "reason": str(status.get("reason", "")),
-        "summary": text,
-        "variants": [],
-        "expectations": [],
-    }
+def _without_report(folder: Path, status: ScenarioRunStatus) -> RunResult:
+    verdict = {"schema": SCHEMA, **_outcome(status), "variants": [], "expectations": []}
     return RunResult(folder, verdict, folder / PAGE_FILE)
+
+
+def _outcome(status: ScenarioRunStatus) -> dict[str, Any]:
+    """Return the part of a verdict that only the operator knows."""
+    return {
+        "verdict": status.verdict,
+        "exitCode": WITHOUT_REPORT[status.verdict],
+        "reason": status.reason,
+        "summary": status.text or "the run failed",
+    }

@@ -105,7 +105,9 @@ class RunStatus:
                 if event.job_state != self.report.job_state:
                     self._set(job_state=event.job_state)
                 left = _rounded(event.remaining_s)
-                self.report = replace(self.report, remaining_seconds=left, job=_job(event))
+                self.report = replace(
+                    self.report, remaining_seconds=left, job=_with_shown_counters(event.job)
+                )
             case p.Suspended():
                 self._set(phase="Running", trial="", trial_phase="", message=event.text[:MAX_TEXT])
             case p.Notice():
@@ -141,15 +143,9 @@ class RunStatus:
         self.changed = True
 
 
-def _job(event: p.Sample) -> JobNow:
-    counters = {name: round(event.counters[name], 3) for name in p.SHOWN_COUNTERS if name in event.counters}
-    return JobNow(
-        running_tasks=event.running_tasks,
-        total_tasks=event.total_tasks,
-        restarts=event.restarts,
-        checkpoints=event.checkpoints,
-        counters=counters,
-    )
+def _with_shown_counters(job: JobNow) -> JobNow:
+    counters = {name: round(job.counters[name], 3) for name in p.SHOWN_COUNTERS if name in job.counters}
+    return replace(job, counters=counters)
 
 
 def _active(event: p.FaultChanged, now: datetime) -> tuple[ActiveFault, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
+
+from testbed_runtime.api.status import JobNow
 
 
 class RunStarted(Struct, frozen=True):
@@ -43,13 +45,7 @@ class Sample(Struct, frozen=True):
 
     remaining_s: float | None
     job_state: str
-    running_tasks: int
-    total_tasks: int
-    """Number of tasks. 0 means that neither the tasks nor the fields below are known."""
-    restarts: int
-    checkpoints: int
-    counters: Mapping[str, float] = field(default_factory=dict)
-    """records_per_s, credits, lag_s, …"""
+    job: JobNow
 
 
 class Notice(Struct, frozen=True):

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from testbed_runtime.api.status import JobNow
 from testbed_runtime.core.errors import (
     AgentSilent,
     FaultHealed,
@@ -391,13 +392,15 @@ class TrialRun:
         known = {} if rate is None else {"records_per_s": rate}
         self.progress.on_event(
             Sample(
-                remaining_s=self._schedule.remaining(now),
-                job_state=status.state,
-                running_tasks=status.running_tasks,
-                total_tasks=status.total_tasks,
-                restarts=status.restarts,
-                checkpoints=status.completed_checkpoints,
-                counters={**known, **status.counters},
+                self._schedule.remaining(now),
+                status.state,
+                JobNow(
+                    running_tasks=status.running_tasks,
+                    total_tasks=status.total_tasks,
+                    restarts=status.restarts,
+                    checkpoints=status.completed_checkpoints,
+                    counters={**known, **status.counters},
+                ),
             )
         )
 

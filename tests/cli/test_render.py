@@ -13,15 +13,24 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from testbed_runtime.api.status import JobNow
 from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
+from testbed_runtime.cli.options import Policy
 from testbed_runtime.cli.render import Live, Plain, line_of
-from testbed_runtime.cli.running import print_verdict
+from testbed_runtime.cli.running import exit_code, print_verdict
 from testbed_runtime.evaluation.evaluate import STAGES
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 
-SAMPLE = p.Sample(7.4, "RUNNING", 6, 6, 1, 12, {"records_per_s": 4980.3, "credits": 18, "lag_s": 0.25})
+JOB = JobNow(
+    running_tasks=6,
+    total_tasks=6,
+    restarts=1,
+    checkpoints=12,
+    counters={"records_per_s": 4980.3, "credits": 18, "lag_s": 0.25},
+)
+SAMPLE = p.Sample(7.4, "RUNNING", JOB)
 
 
 def judged(**fields: Any) -> dict[str, Any]:
@@ -87,10 +96,10 @@ def test_every_stage_of_an_evaluation_has_words_and_so_has_the_wait_for_another_
 
 def test_no_lag_is_shown_while_a_task_does_not_run():
     """Such a task is not measured, and 0 s would say that all is well. Without any task, nothing is known yet."""
-    line = line_of(structs.replace(SAMPLE, running_tasks=5))
+    line = line_of(structs.replace(SAMPLE, job=structs.replace(JOB, running_tasks=5)))
     assert "5/6 tasks" in line
     assert "lag" not in line
-    unknown = structs.replace(SAMPLE, running_tasks=0, total_tasks=0)
+    unknown = structs.replace(SAMPLE, job=JobNow())
     assert line_of(unknown) == "job running, 7 s until the drain"
 
 
@@ -241,3 +250,12 @@ def test_without_a_signal_the_result_comes_back():
         return 5
 
     assert run_interruptible(main()) == 5
+
+
+def test_the_exit_code_is_that_of_the_worst_verdict_unless_the_policy_replaces_it():
+    """0 Pass, 1 Fail, 2 Error, 3 Inconclusive. The policy is about Inconclusive only."""
+    verdicts = ("Pass", "Fail", "Error", "Inconclusive")
+    assert [exit_code([verdict], Policy.REPORT) for verdict in verdicts] == [0, 1, 2, 3]
+    policies = (Policy.FAIL, Policy.PASS, Policy.RETRY)
+    assert [exit_code(["Pass", "Inconclusive"], policy) for policy in policies] == [1, 0, 3]
+    assert exit_code(["Fail"], Policy.PASS) == 1

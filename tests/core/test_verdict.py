@@ -17,7 +17,6 @@ from testbed_runtime.core.judgement.verdict import (
     Verdict,
     aggregate,
     controls_of,
-    exit_code,
 )
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
@@ -227,15 +226,6 @@ def test_the_order_of_verdicts_never_matters(verdicts: list[Verdict], random: An
     random.shuffle(shuffled)
     assert aggregate(shuffled) is aggregate(verdicts)
     assert all(aggregate([*verdicts, v]) >= aggregate(verdicts) for v in Verdict)
-
-
-def test_exit_codes():
-    """0 Pass, 1 Fail, 2 Error, 3 Inconclusive, with the policy of the command line."""
-    assert [exit_code(v) for v in (PASS, FAIL, ERROR, INCONCLUSIVE)] == [0, 1, 2, 3]
-    assert exit_code(INCONCLUSIVE, inconclusive="fail") == 1
-    assert exit_code(INCONCLUSIVE, inconclusive="pass") == 0
-    assert exit_code(INCONCLUSIVE, inconclusive="retry") == 3
-    assert exit_code(FAIL, inconclusive="pass") == 1
 
 
 def many(values: list[float | None], **more: Any) -> tuple[tuple[TrialFacts, ...], list[dict[str, Any]]]:

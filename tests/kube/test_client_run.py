@@ -79,7 +79,7 @@ def test_a_run_that_no_operator_looks_at_is_reported_soon_and_given_up_later(
         begun = clock()
         follower = ClientRun(Watched(ends_s), LAB, progress)  # type: ignore[arg-type]
         try:
-            return str((await follower.follow("late-1"))["phase"]), progress.events
+            return (await follower.follow("late-1")).phase, progress.events
         except HeadgateError as error:
             assert clock() - begun == pytest.approx(120)
             return str(error), progress.events

@@ -20,6 +20,7 @@ from testbed_runtime.api.status import (
     MAX_TEXT,
     ActiveFault,
     FaultResult,
+    JobNow,
     RecoveryResult,
     RunReport,
     ScenarioRunStatus,
@@ -269,21 +270,21 @@ def test_what_does_not_fit_into_the_report_s_config_map_is_named(tmp_path, monke
 
 def test_the_clients_events_are_those_of_a_local_run():
     """Derived from two statuses, and each one once."""
-    before = {"phase": "Running", "trial": "", "trials": []}
-    after = {
-        "phase": "Running",
-        "trial": "main-1",
-        "trialPhase": "fault",
-        "remainingSeconds": 3.0,
-        "jobState": "RUNNING",
-        "message": "fault kill",
-    }
+    before = ScenarioRunStatus(phase="Running")
+    after = ScenarioRunStatus(
+        phase="Running",
+        trial="main-1",
+        trial_phase="fault",
+        remaining_seconds=3.0,
+        job_state="RUNNING",
+        message="fault kill",
+    )
     kinds = [type(e) for e in client_run.events_of(before, after)]
     assert kinds == [p.TrialStarted, p.PhaseEntered, p.Notice, p.Sample]
     assert client_run.events_of(after, after) == []
-    assert p.Sample not in map(type, client_run.events_of(before, {**after, "jobState": ""}))
-    done = {**after, "phase": "Evaluating", "trial": "", "trialPhase": "", "message": "",
-            "trials": [{"name": "main-1", "jobState": "FINISHED", "voided": False, "reason": ""}]}  # fmt: skip
+    assert p.Sample not in map(type, client_run.events_of(before, replace(after, job_state="")))
+    ended = TrialResult(name="main-1", job_state="FINISHED")
+    done = replace(after, phase="Evaluating", trial="", trial_phase="", message="", trials=(ended,))
     assert client_run.events_of(after, done) == [
         p.TrialEnded("main-1", "FINISHED", True, False, "", ""),
         p.Evaluating("evaluating the history"),
@@ -293,22 +294,15 @@ def test_the_clients_events_are_those_of_a_local_run():
 def test_the_numbers_of_a_job_reach_the_terminal_through_the_status_of_its_run():
     """Without the counters that no line shows. The next trial begins without numbers."""
     counters = {"records_per_s": 511.23456, "credits": 2.0, "lag_s": 0.01, "records_in": 9.0}
-    sample = p.Sample(
-        remaining_s=5.0,
-        job_state="RUNNING",
-        running_tasks=2,
-        total_tasks=3,
-        restarts=1,
-        checkpoints=4,
-        counters=counters,
-    )
+    job = JobNow(running_tasks=2, total_tasks=3, restarts=1, checkpoints=4, counters=counters)
+    sample = p.Sample(5.0, "RUNNING", job)
     status = RunStatus()
     status.apply(p.TrialStarted("main-1", 1, 9.0), NOW)
-    before = to_json(status.report)
+    before = read(ScenarioRunStatus, to_json(status.report))
     status.apply(sample, NOW)
     shown = {"records_per_s": 511.235, "credits": 2.0, "lag_s": 0.01}
-    after = to_json(status.report)
-    assert client_run.events_of(before, after)[-1] == replace(sample, counters=shown)
+    after = read(ScenarioRunStatus, to_json(status.report))
+    assert client_run.events_of(before, after)[-1] == replace(sample, job=replace(job, counters=shown))
     ends = [
         p.TrialStarted("main-2", 2, 9.0),
         p.TrialEnded("main-1", "FINISHED", True, False),

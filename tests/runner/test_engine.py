@@ -396,7 +396,7 @@ def test_progress_tells_state_phase_and_time_that_remains(play, document):
     entered = next(i for i, e in enumerate(events) if isinstance(e, PhaseEntered) and e.phase == "baseline")
     first = next(e for e in events[entered:] if isinstance(e, Sample))
     assert first.job_state == "RUNNING"
-    assert first.counters["records_per_s"] == pytest.approx(100.0)
+    assert first.job.counters["records_per_s"] == pytest.approx(100.0)
     assert 10 < first.remaining_s <= 13
 
 

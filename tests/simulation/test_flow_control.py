@@ -63,4 +63,4 @@ def test_progress_shows_credits_only_where_the_exchange_has_credit(
     progress = Collected()
     run_document(loading.load(NEIGHBOUR).document, tmp_path, variants=[variant], progress=progress)
     running = [e for e in progress.events if isinstance(e, Sample) and e.job_state == "RUNNING"]
-    assert any("credits" in sample.counters for sample in running) is shown
+    assert any("credits" in sample.job.counters for sample in running) is shown

@@ -32,13 +32,6 @@ EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 """Exit code of every process that fails."""
 
 
-def exit_code(verdict: Verdict, *, inconclusive: str = "") -> int:
-    """Return the exit code. `inconclusive` is the CLI's policy: `fail` or `pass` replaces the code of Inconclusive."""
-    if verdict is Verdict.INCONCLUSIVE and inconclusive in ("fail", "pass"):
-        return EXIT_CODES[Verdict.FAIL if inconclusive == "fail" else Verdict.PASS]
-    return EXIT_CODES[verdict]
-
-
 def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst verdict; Inconclusive without any."""
     return max(verdicts, default=Verdict.INCONCLUSIVE)
@@ -181,7 +174,7 @@ class RunVerdict(Struct, frozen=True):
         return {
             "schema": SCHEMA,
             "verdict": str(self.verdict),
-            "exitCode": exit_code(self.verdict),
+            "exitCode": EXIT_CODES[self.verdict],
             "reason": self.reason,
             "summary": self.summary,
             "stopped": self.stopped,
