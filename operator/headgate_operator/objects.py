@@ -12,9 +12,9 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import TestbedResourceSpec
-from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.models import Resources
 from testbed_runtime.api.podsettings import POD_SECURITY, RESTRICTED
+from testbed_runtime.api.resources import manifest, metadata_of
 from testbed_runtime.api.views import Manifest, Resource, Testbed
 from testbed_runtime.core.ids import (
     JOBMANAGER,

@@ -21,7 +21,7 @@ from headgate_operator.objects import (
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
-from testbed_runtime.api.manifest import manifest, metadata_of
+from testbed_runtime.api.resources import manifest, metadata_of
 from testbed_runtime.api.views import Resource, Run, Study
 
 SPARK_NAME = "headgate-spark"

@@ -13,7 +13,7 @@ import kopf
 from headgate_operator.leader import LEASE_NAME
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.resources import resource
+from testbed_runtime.api.resources import resource_type
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 
 CONNECT_LIMIT_S = 10.0
@@ -31,7 +31,7 @@ def registry(kinds: Iterable[str], on_event: Callable[[str | None, Mapping[str, 
     async def handle(event: Any, **_: Any) -> None:
         on_event(event["type"], event["object"])
 
-    for found in map(resource, kinds):
+    for found in map(resource_type, kinds):
         kopf.on.event(found.api_version, found.plural, registry=handlers)(handle)
     return handlers
 

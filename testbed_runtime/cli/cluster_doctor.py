@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from testbed_runtime.api import naming
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.environment import NAMESPACES, names
-from testbed_runtime.api.manifest import manifest
+from testbed_runtime.api.resources import manifest
 from testbed_runtime.cli.access import INSTALL, Access, connected
 from testbed_runtime.core.errors import HeadgateError
 

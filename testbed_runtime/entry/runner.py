@@ -21,7 +21,7 @@ from msgspec import Struct
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.environment import needed
-from testbed_runtime.api.manifest import manifest
+from testbed_runtime.api.resources import manifest
 from testbed_runtime.api.status import COMPLETE, MAX_TEXT, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.api.views import ConfigMap, Run

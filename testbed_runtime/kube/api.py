@@ -21,8 +21,7 @@ import aiohttp
 from msgspec import Struct
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.manifest import manifest
-from testbed_runtime.api.resources import resource
+from testbed_runtime.api.resources import manifest, resource_type
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.connection import CONNECTIONS, Login, login
 from testbed_runtime.timeouts import polled, repeated
@@ -129,7 +128,7 @@ class _Request(Struct, frozen=True):
 
     @property
     def call(self) -> Call:
-        found = resource(self.kind)
+        found = resource_type(self.kind)
         name = f"{found.plural}/{self.subresource}" if self.subresource else found.plural
         return Call(self.verb, found.group, name, self.namespace or "")
 
@@ -185,10 +184,10 @@ class Api:
         return await self._find(_Request("get", kind, namespace, name))
 
     async def list(
-        self, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None, fields: str = ""
+        self, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None
     ) -> Sequence[dict[str, Any]]:
         """Return every object of a namespace, or of the whole cluster (None)."""
-        return (await self._list(kind, namespace, labels, fields))[0]
+        return (await self._list(kind, namespace, labels, ""))[0]
 
     async def _list(
         self, kind: str, namespace: str | None, labels: Mapping[str, str] | None, fields: str
@@ -205,7 +204,7 @@ class Api:
             }
             page = await self._call(_Request("list", kind, namespace, query=query))
             items += [
-                {"apiVersion": resource(kind).api_version, "kind": kind, **item}
+                {"apiVersion": resource_type(kind).api_version, "kind": kind, **item}
                 for item in page.get("items") or ()
             ]
             following = page.get("metadata", {}).get("continue", "")
@@ -525,7 +524,7 @@ def event_manifest(
 
 def path_of(kind: str, namespace: str | None, name: str = "", *, subresource: str = "") -> str:
     """Return for example `/api/v1/namespaces/x/pods/y/eviction`; `namespace` None is the whole cluster."""
-    found = resource(kind)
+    found = resource_type(kind)
     parts = ["apis" if found.group else "api", *found.api_version.split("/")]
     if found.namespaced and namespace is not None:
         parts += ["namespaces", namespace]

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.refusals import NOT_ADMITTED
+from testbed_runtime.api.resources import manifest, metadata_of
 from testbed_runtime.api.status import Condition
 from testbed_runtime.api.views import Pod, Resource, Testbed
 from testbed_runtime.core.errors import HeadgateError

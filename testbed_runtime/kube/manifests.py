@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
-from testbed_runtime.api.manifest import manifest, metadata_of
+from testbed_runtime.api.resources import manifest, metadata_of
 from testbed_runtime.api.views import Resource, Study
 
 CONFIG_MAP_BYTES = 900_000

@@ -85,7 +85,7 @@ class LocalProcessHost:
         config.save(path)
         child = Child(SUPERVISOR, 1, self._logs_folder / "supervisor.log", tied=False)
         self._supervisor = child
-        await child.spawn((sys.executable, "-m", "testbed_runtime.entry.supervisor", str(path)), {})
+        await child.spawn((sys.executable, "-m", "testbed_runtime.entry.supervisor", str(path)))
         await child.until_ready(SUPERVISOR_LIMIT_S)
         self._address = address_of(child.ready["control"])
         self._control = ControlClient(self.token)

@@ -21,7 +21,7 @@ def colour(kind: str) -> str:
     return _OWN.get(kind) or KINDS[kind].phase
 
 
-def grouped(used: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def legend(used: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield the colours of these kinds for a legend: name of the colour, and the kinds that have it with their meanings."""
     meanings = {
         **{name: kind.doc for name, kind in KINDS.items()},
@@ -38,5 +38,5 @@ def style() -> str:
     """Return the rules of the style sheet that give each kind its colour."""
     return "\n".join(
         f"{', '.join(f'.k-{kind}' for kind, _ in kinds)} {{ --p: var(--{name}); }}"
-        for name, kinds in grouped((*KINDS, UNATTRIBUTED))
+        for name, kinds in legend((*KINDS, UNATTRIBUTED))
     )

@@ -106,7 +106,7 @@ def page(view: RunView) -> str:
         strips=_both(lambda size: strips_svg(found, size, key=f"di-{size.name[0]}")),
         figures=figures,
         legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],
-        wait_kinds=list(colours.grouped(_wait_kinds(view))),
+        wait_kinds=list(colours.legend(_wait_kinds(view))),
         wait_style=Markup(colours.style()),  # noqa: S704 - made of declared names
         answers=answers,
         means=_means(answers) if view.compact else "",

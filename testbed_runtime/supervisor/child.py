@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,7 +98,7 @@ class Child:
             return "paused" if self.paused else "running"
         return "killed" if self.exit_code < 0 else "exited"
 
-    async def spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    async def spawn(self, argv: Sequence[str]) -> None:
         """Raises HeadgateError when the program cannot be started."""
         loop = asyncio.get_running_loop()
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class Child:
         try:
             process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own program; exec takes about a millisecond
                 list(argv),
-                env={**ENVIRONMENT, **os.environ, **env},
+                env={**ENVIRONMENT, **os.environ},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log_file,

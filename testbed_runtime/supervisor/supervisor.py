@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -62,7 +62,6 @@ class ChildSpec(Struct, frozen=True):
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     """The child's configuration, which is written as JSON with the `incarnation` filled in."""
     replace_after_s: float | None = None
@@ -145,7 +144,7 @@ class Supervisor:
         child = Child(spec.name, incarnation, Path(self.config.logs_folder) / f"{spec.name}.log")
         child.on_exit = self._on_exit
         argv = [part.replace(CONFIG, self._write_config(spec, incarnation, last)) for part in spec.argv]
-        await child.spawn(argv, spec.env)
+        await child.spawn(argv)
         self._children[spec.name] = child
         if self._closing:
             child.kill()

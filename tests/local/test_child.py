@@ -18,7 +18,7 @@ async def test_a_child_that_is_not_ready_in_time_names_the_load_of_a_busy_machin
     """Processes start slowly on a machine with more work than cores."""
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     child = Child("tm-0", 1, tmp_path / "tm-0.log")
-    await child.spawn(("sleep", "60"), {})
+    await child.spawn(("sleep", "60"))
     try:
         with pytest.raises(HeadgateError, match=r"^tm-0 was not ready within 0\.05 s") as error:
             await child.until_ready(0.05)

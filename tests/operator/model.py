@@ -19,7 +19,7 @@ import msgspec
 
 from headgate_operator.plan.conditions import rfc3339
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
-from testbed_runtime.api.resources import resource
+from testbed_runtime.api.resources import resource_type
 from testbed_runtime.api.status import to_json
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import PROCESS
@@ -239,7 +239,7 @@ class ModelApi:
 
 
 def _address(obj: Mapping[str, Any]) -> Address:
-    assert obj["apiVersion"] == resource(obj["kind"]).api_version
+    assert obj["apiVersion"] == resource_type(obj["kind"]).api_version
     return obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import naming, podsettings
-from testbed_runtime.api.manifest import manifest
+from testbed_runtime.api.resources import manifest
 from testbed_runtime.core.errors import HeadgateError
 
 EXECUTOR_MEMORY = "512m"
