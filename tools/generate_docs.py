@@ -31,7 +31,7 @@ from testbed_runtime.core.faults.vocabulary import BACKENDS, PACKET_BACKENDS, Ki
 from testbed_runtime.core.job.results import COMBINATIONS, DEPLOYMENTS, RESULTS
 from testbed_runtime.core.job.rpcnames import ACTOR_MESSAGES, METHODS
 from testbed_runtime.core.judgement import metrics as m
-from testbed_runtime.core.options import EFFECTIVE, Option
+from testbed_runtime.core.options import EFFECTIVE, OWN_PREFIX, Option
 from testbed_runtime.core.versions import CHANGES, LATEST, VERSIONS
 from testbed_runtime.faults.registry import LOCAL
 
@@ -270,7 +270,7 @@ def _effective(options: list[Option]) -> str:
 
 
 def options_page() -> str:
-    own = [o for o in EFFECTIVE if o.key.startswith(catalogue.OWN_PREFIX)]
+    own = [o for o in EFFECTIVE if o.key.startswith(OWN_PREFIX)]
     flinks = [o for o in EFFECTIVE if o not in own]
     known = [
         (f"`{k.key}`", f"`{k.default}`" if k.default else "–", _since(k), ", ".join(f"`{a}`" for a in k.aliases))
@@ -280,7 +280,7 @@ def options_page() -> str:
         [
             text("options", edits=catalogue.TYPO_EDITS, profiles=_profiles()),
             f"## Effective here\n\n{_effective(flinks)}\n",
-            f"## Headgate's own\n\nThese are not Flink options. An unknown key under `{catalogue.OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
+            f"## Headgate's own\n\nThese are not Flink options. An unknown key under `{OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
             f"## Known, without effect\n\n{table(('key', 'Flink’s default', 'in Flink', 'older names'), known)}\n\n"
             f"Other keys that begin with one of these have no effect either: {', '.join(f'`{a}`' for a in catalogue.AREAS_WITHOUT_EFFECT)}.\n",
         ]

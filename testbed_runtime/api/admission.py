@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed_runtime.api.catalogue import OWN_PREFIX
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES, CustomResource
 from testbed_runtime.api.iteration_rules import CYCLE_HINT
 from testbed_runtime.api.naming import GROUP, VERSION
-from testbed_runtime.core.options import EFFECTIVE
+from testbed_runtime.core.options import EFFECTIVE, OWN_PREFIX
 
 _OWN = sorted(option.key for option in EFFECTIVE if option.key.startswith(OWN_PREFIX))
 

@@ -15,6 +15,7 @@ from testbed_runtime.core.options import (
     ALIASES,
     BY_KEY,
     MAX_TCP_CONNECTIONS,
+    OWN_PREFIX,
     REQUIRED_PER_GATE,
     SORT_MIN_BUFFERS,
     Option,
@@ -22,8 +23,6 @@ from testbed_runtime.core.options import (
 from testbed_runtime.core.values import is_bare, missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
-OWN_PREFIX = "headgate."
-"""Headgate's own keys; an unknown one is always an error."""
 TYPO_EDITS = 2
 """Largest edit distance (insertions, deletions, substitutions, swaps) at which a key counts as a typo of a known one."""
 

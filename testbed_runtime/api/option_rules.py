@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
-from testbed_runtime.api.catalogue import OWN_PREFIX, Standing, judge, value_doubt, value_problem
+from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
 from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError, nearest
@@ -23,7 +23,7 @@ from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import TYPE as RESTART_TYPE
 from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
-from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, Options
+from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, OWN_PREFIX, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, SLOT_DELAYS, has

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.models import ScenarioSpec
@@ -80,7 +80,7 @@ def simulate_seeds(
         "scenario": name,
         "seeds": [first, first + seeds - 1],
         "verdicts": dict(sorted(verdicts.items())),
-        "distributions": [d.to_json() for d in found_distributions],
+        "distributions": to_builtins(found_distributions),
         "answer": answer,
     }
     with naming(path := folder / DISTRIBUTION_FILE):

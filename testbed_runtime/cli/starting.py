@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import yaml
 from msgspec import Struct
 
-from testbed_runtime.api.catalogue import OWN_PREFIX
 from testbed_runtime.cli.questions import CHECKPOINTS, Line, Question
 from testbed_runtime.core.exchange.backoff import Backoff, local_backoff
 from testbed_runtime.core.judgement.quantities import format_value
-from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.options import BY_KEY, OWN_PREFIX, Options
 
 if TYPE_CHECKING:
     from jinja2 import Template

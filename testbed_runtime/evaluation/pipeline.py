@@ -124,7 +124,7 @@ def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> d
     """Judge a trial from all its parts."""
     index = int(parts[0]["trial"])
     if errors := _texts(parts, ERROR):
-        return _failed(index, errors[0])
+        return _row(index, error=errors[0])
     if errors := _texts(parts, UNJUDGED):
         return _unjudged(index, trials, errors[0])
     in_order = sorted(parts, key=lambda p: int(p["piece"]))  # rows in the order of the files
@@ -155,7 +155,7 @@ def _judge(index: int, read: Callable[[], Trial], trials: Sequence[TrialFiles]) 
         rows, series = trial_metrics(trial, entry, recovery=answer), trial_timeseries(trial, entry)
         texts = [json.dumps(found, allow_nan=False) for found in (series, answer.to_json())]
     except HeadgateError as error:
-        return _failed(index, str(error))
+        return _row(index, error=str(error))
     except Exception as error:
         return _unjudged(index, trials, described(error))
     return _row(index, rows=rows, series=texts[0], answer=texts[1])
@@ -163,10 +163,6 @@ def _judge(index: int, read: Callable[[], Trial], trials: Sequence[TrialFiles]) 
 
 def _row(index: int, **known: Any) -> dict[str, Any]:
     return {"trial": index, "rows": [], "series": "", "answer": "", "error": "", **known}
-
-
-def _failed(index: int, error: str) -> dict[str, Any]:
-    return _row(index, error=error)
 
 
 def _unjudged(index: int, trials: Sequence[TrialFiles], text: str) -> dict[str, Any]:

@@ -167,20 +167,7 @@ def expectation_entry(item: Expectation) -> dict[str, Any]:
 
 def fault_entry(fault: Fault) -> dict[str, Any]:
     """Return a fault as planned; targets, backend and why are filled in when it is injected."""
-    return {
-        "name": fault.name,
-        "kind": fault.kind,
-        "at_s": fault.at_s,
-        "before_submit": fault.before_submit,
-        "duration_s": fault.duration_s,
-        "target": to_builtins(fault.target),
-        "plane": fault.plane,
-        "direction": fault.direction,
-        "targets": [],
-        "params": dict(fault.params),
-        "backend": "",
-        "why": "",
-    }
+    return {**to_builtins(fault), "targets": [], "backend": "", "why": ""}
 
 
 def note_handle(entry: dict[str, Any], handle: FaultHandle, targets: tuple[str, ...]) -> None:

@@ -212,7 +212,7 @@ class TaskExecutor:
             self._slots,
             scope=self._scope,
             on_lost=self._on_job_lost,
-            on_slot_refused=self._on_slot_refused,
+            on_slot_refused=self._give_back,
             on_slot_gone=self._on_slot_gone,
             lost=lost,
             given_up=given_up,
@@ -221,9 +221,6 @@ class TaskExecutor:
         return connection
 
     # ---- slots ---------------------------------------------------------------------------------------------
-
-    def _on_slot_refused(self, slot: Slot, cause: str) -> None:
-        self._give_back(slot, cause)
 
     def _on_slot_gone(self, connection: JobConnection, allocation: str, cause: str) -> None:
         """Handle that the JobMaster holds a slot which this TaskManager does not hold."""

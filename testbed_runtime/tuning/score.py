@@ -15,7 +15,7 @@ from testbed_runtime.core.judgement import comparison, detector
 from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.expectations import PHASE_NAMES
 from testbed_runtime.core.judgement.metrics import METRICS, NOT_RECOVERED, parse_quantile
-from testbed_runtime.core.judgement.quantities import apart, format_value, seconds
+from testbed_runtime.core.judgement.quantities import DASH, apart, format_value, seconds
 from testbed_runtime.core.judgement.recovery import Margin, Recovery, TrialRecovery
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval, mean_interval
@@ -25,7 +25,6 @@ from testbed_runtime.core.waits import PRODUCT, named_today
 from testbed_runtime.tuning.grid import CURRENT, DEFAULT, PlannedRun, Row, rows
 
 PASS = "Pass"  # noqa: S105 - a verdict
-NO_VALUE = "–"
 MATTERS = comparison.MATTERS
 """Values that differ by less than this share are equal when the best row is chosen."""
 
@@ -111,7 +110,7 @@ class Value(Struct, frozen=True):
     """An objective in one row: the mean over the trials of the scenario where it is worst."""
 
     number: float | None = None
-    text: str = NO_VALUE
+    text: str = DASH
     interval: Interval | None = None
     bounded: bool = False
     """Whether some trial had not recovered, so that the true value is worse."""
@@ -402,7 +401,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
         if other is None or other.best:
             continue
         if other.verdict != PASS:
-            found.append(f"{other.row.text}: {other.verdict or NO_VALUE}: {other.reason}")
+            found.append(f"{other.row.text}: {other.verdict or DASH}: {other.reason}")
         elif other.eligible:
             found.append(f"against {other.row.text}: {'; '.join(against(spec, chosen, other))}")
     default = references.get(DEFAULT)

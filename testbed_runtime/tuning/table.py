@@ -11,8 +11,9 @@ from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import detector
+from testbed_runtime.core.judgement.quantities import DASH
 from testbed_runtime.tuning.grid import REFERENCES
-from testbed_runtime.tuning.score import NO_VALUE, Line, conclusion, format_number, name_of, title
+from testbed_runtime.tuning.score import Line, conclusion, format_number, name_of, title
 
 
 def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -83,7 +84,7 @@ def markdown(
     ]
     cells = []
     for line in lines:
-        row = [*_options(spec, line, shown or {}), line.verdict or NO_VALUE, *line.texts]
+        row = [*_options(spec, line, shown or {}), line.verdict or DASH, *line.texts]
         row += [*(_computed(line, name) for name in computed), _marks(line)]
         cells.append([f"**{c}**" if line.best and c else c for c in row])
     text = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells]]
@@ -99,7 +100,7 @@ def markdown(
 
 def _options(spec: TuningStudySpec, line: Line, shown: Mapping[str, Mapping[str, str]]) -> list[str]:
     values = line.row.options or shown.get(line.row.reference, {})
-    return [values.get(option.key, NO_VALUE) for option in spec.options]
+    return [values.get(option.key, DASH) for option in spec.options]
 
 
 def _marks(line: Line) -> str:
@@ -121,7 +122,7 @@ def _computed_columns(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]
 
 def _computed(line: Line, name: str) -> str:
     field, unit, _ = detector.METRICS[name]
-    return NO_VALUE if line.detector is None else format_number(float(getattr(line.detector, field)), unit)
+    return DASH if line.detector is None else format_number(float(getattr(line.detector, field)), unit)
 
 
 def _cost_lines(lines: Sequence[Line]) -> list[str]:

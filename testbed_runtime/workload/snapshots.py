@@ -129,11 +129,6 @@ def decode_snapshot(data: BytesLike) -> SubtaskSnapshot:
     return _decode_small(bytes(data)) if len(data) <= SMALL_BYTES else _decode(data)
 
 
-@lru_cache(maxsize=SMALL_SNAPSHOTS_MAX)
-def _decode_small(data: bytes) -> SubtaskSnapshot:
-    return _decode(data)
-
-
 def _decode(data: BytesLike) -> SubtaskSnapshot:
     try:
         magic, version = _HEADER.unpack_from(data)
@@ -144,6 +139,9 @@ def _decode(data: BytesLike) -> SubtaskSnapshot:
         return msgspec.msgpack.decode(memoryview(data)[_HEADER.size :], type=SubtaskSnapshot)
     except (struct.error, msgspec.MsgspecError) as error:
         raise _unreadable(str(error)) from error
+
+
+_decode_small = lru_cache(maxsize=SMALL_SNAPSHOTS_MAX)(_decode)
 
 
 def _unreadable(why: str) -> FlinkError:

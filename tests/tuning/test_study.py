@@ -17,6 +17,7 @@ from testbed_runtime.api.validate_kinds import grid_size, validate_kind
 from testbed_runtime.cli.study_runs import doubts, with_row
 from testbed_runtime.cli.tune import find_scenarios, load_study, scenario_folders
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.quantities import DASH
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.tuning import grid, production, score, table
 from testbed_runtime.tuning.picture import CHARACTER, LINE_HEIGHT, picture
@@ -127,7 +128,7 @@ def test_a_row_that_is_not_whole_or_lacks_a_value_is_never_the_best():
     assert not any(line.best for line in lines(study, good_one))
     blank = verdict("Pass", failovers_count=0.0, throughput_relative=None)
     assert not any(line.best for line in lines(study, good_one, blank))
-    assert lines(study, good_one, blank)[0].texts == ("0", score.NO_VALUE)
+    assert lines(study, good_one, blank)[0].texts == ("0", DASH)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.judgement.detector import Quality
+from testbed_runtime.core.judgement.quantities import DASH
 from testbed_runtime.core.judgement.recovery import Margin
 from testbed_runtime.core.judgement.statistics import Interval
 from testbed_runtime.tuning import grid, production, score, table
@@ -167,7 +168,7 @@ def test_the_value_is_the_mean_of_the_scenario_where_it_is_worst():
     assert many.text.startswith("4.00 s [3.")
     assert outcomes([item(1.0)]).texts == ("m",)
     assert outcomes([item(2.0), item(2.0)]).texts == ("2.00 s",)
-    assert outcomes([item(2.0), item(None)]).texts == (score.NO_VALUE,)
+    assert outcomes([item(2.0), item(None)]).texts == (DASH,)
 
 
 def test_a_trial_that_did_not_recover_makes_the_value_a_lower_bound():

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.core.documents import SCHEMA
@@ -53,13 +53,7 @@ class Key(Struct, frozen=True):
         return m.METRICS[self.metric].unit
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "metric": self.metric,
-            "quantile": self.quantile,
-            "phase": self.phase,
-            "title": self.title,
-            "unit": self.unit,
-        }
+        return {**to_builtins(self), "title": self.title, "unit": self.unit}
 
     def matches(self, row: Row) -> bool:
         info = m.METRICS[self.metric]
@@ -140,20 +134,12 @@ class Contrast(Struct, frozen=True, kw_only=True):
         return f"bootstrap interval of {self.trials} {how}, {self.confidence * 100:.4g} % confidence"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **self.key.to_json(),
-            "group": self.name,
-            "reference": self.reference,
-            "answer": self.answer,
-            "text": self.text,
-            "paired": self.paired,
-            "trials": self.trials,
-            "improvement": None if self.improvement is None else self.improvement.to_json(),
-            "relative": None if self.relative is None else self.relative.to_json(),
-            "equivalent": self.equivalent,
-            "reason": self.reason,
-            "note": self.note,
+        fields = to_builtins(self) | {
+            name: interval and interval.to_json()
+            for name, interval in (("improvement", self.improvement), ("relative", self.relative))
         }
+        del fields["key"], fields["name"], fields["confidence"]
+        return {**self.key.to_json(), "group": self.name, **fields, "note": self.note}
 
 
 def contrast(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS
@@ -31,10 +31,6 @@ class Distribution(Struct, frozen=True):
     high: float | None
     bounded: int = 0
     """Values that are lower bounds: these trials had not recovered when they ended."""
-
-    def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = to_builtins(self)
-        return found
 
 
 def distributions(rows: Iterable[Mapping[str, Any]]) -> list[Distribution]:

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from testbed_runtime.core.exchange.credit import UNLIMITED_CREDIT
+from testbed_runtime.core.options import EXCLUSIVE_BUFFERS
 from testbed_runtime.core.trial.sampling import SAMPLED_SUBTASKS
 from testbed_runtime.history.columns import (
     Deployed,
@@ -29,15 +31,12 @@ from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.manifest import blocking_edges, options_of, tasks_of
 from testbed_runtime.history.schema import Trial
 
-EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"
 CHANNEL = ("process", "side", "task", "attempt", "peer")
 MEASURED = ("credit", "announced", "used", "backlog", "queued", "floating", "exclusive")
 PEER_SAMPLES_MIN = 20
 """A task of whose channel the other end has so many samples, during LONG_NS, has one too."""
 ARRIVING = 1
 """Maximum buffers of a channel that have arrived in part."""
-UNLIMITED = 2**31 - 1
-"""The credit of a producer without credit-based flow control."""
 
 
 def check_credit(channels: pa.Table) -> Iterator[Damage]:
@@ -50,7 +49,7 @@ def check_credit(channels: pa.Table) -> Iterator[Damage]:
 def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return a producer with less credit than was announced and not used, or a consumer with fewer segments, if the job's channels
     have exclusive buffers. A buffer that has arrived in part holds a segment and is not used yet."""
-    if options_of(entry).integer(EXCLUSIVE) < 1:
+    if options_of(entry).integer(EXCLUSIVE_BUFFERS) < 1:
         return []
     return first_of_each(_unbalanced(trial.table("channels"), exact=True))
 
@@ -115,7 +114,7 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
     if not sound(table, "side", "local", "credit", "announced", "used"):
         return
     credit, announced, used = (ints(table, c) for c in ("credit", "announced", "used"))
-    limited = (announced > 0) & (credit < UNLIMITED)
+    limited = (announced > 0) & (credit < UNLIMITED_CREDIT)
     remote = limited & ~np.asarray(table.column("local").to_numpy(zero_copy_only=False), dtype=np.bool_)
     producing = equal(table, "side", "producer")
     more = credit - (announced - used)

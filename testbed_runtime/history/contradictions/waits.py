@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.core.job.restart import RESTART_STRATEGY, settings_in_effect
-from testbed_runtime.core.options import BY_KEY
+from testbed_runtime.core.options import BY_KEY, OWN_PREFIX
 from testbed_runtime.core.waits import GROWN, JOBMASTER_NAME, PRODUCT, RM_NAME, Outcome, named_today
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
@@ -47,8 +47,6 @@ EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
 """A buffer timeout may have begun before the wait for the first record."""
 OWN_BUDGET = frozenset(("partition", "credit"))
 """Kinds of waits whose budget follows from several requests, or that have none."""
-OWN_OPTIONS = "headgate."
-"""Options whose budget may be another one than their value."""
 NUMBER = r"checkpoint (\d+)"
 OWN = "its own"
 """A task waits for its own partition before it may use it."""
@@ -134,7 +132,7 @@ def _options(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         elif (
             r["kind"] not in OWN_BUDGET
             and GROWN not in r["value"]
-            and not r["option"].startswith(OWN_OPTIONS)
+            and not r["option"].startswith(OWN_PREFIX)  # their budget may be another one
         ):
             allowed = min(int(math.prod(options.number(key) for key in keys) * NS), INT64_MAX)
             if 0 < allowed != r["budget_ns"]:
