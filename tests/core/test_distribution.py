@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
+
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
 
 
@@ -17,7 +19,7 @@ def test_a_distribution_is_the_median_and_the_middle_nine_tenths():
     values: list[float | None] = [float(n) for n in reversed(range(101))]
     (found,) = distributions(rows("a", "recovery.total", [None, *values, None]))
     assert found == Distribution("a", "recovery.total", 101, 2, 50.0, 5.0, 95.0)
-    assert found.to_json() == {
+    assert to_builtins(found) == {
         "variant": "a", "metric": "recovery.total", "count": 101, "missing": 2, "median": 50.0, "low": 5.0, "high": 95.0,
         "bounded": 0,
     }  # fmt: skip
