@@ -171,7 +171,7 @@ class ResourceManager:
             RESOURCEMANAGER,
             "ResourceManager",
             RESOURCEMANAGER,
-            on_lost=self._on_silent,
+            on_lost=lambda lost: self._on_lost(lost, tells_job=self._tells_job),
             on_answer=self._on_heartbeat,
         )
 
@@ -317,9 +317,6 @@ class ResourceManager:
                 self._relay(lost, "TaskManager")
             self._check_requirements()
         return Acknowledge()
-
-    def _on_silent(self, lost: Lost) -> None:
-        self._on_lost(lost, tells_job=self._tells_job)
 
     def _remove(self, taskmanager: TaskManagerID) -> Address | None:
         """Forget a TaskManager and its slots. Return where it was."""

@@ -80,7 +80,7 @@ class TaskTable:
             raise FlinkError(
                 "TaskSubmissionException", f"This TaskManager holds {MAX_TASKS} tasks, which is its limit."
             )
-        task = Task(descriptor, self._services, gateway, self._on_task_end, self._on_task_failing)
+        task = Task(descriptor, self._services, gateway, self._on_task_end, self._limit_end)
         self._tasks[descriptor.attempt] = task
         task.start()
         self.sampler.start()
@@ -97,10 +97,7 @@ class TaskTable:
         self._limit_end(task, waits=True)
         return Acknowledge()
 
-    def _on_task_failing(self, task: Task) -> None:
-        self._limit_end(task, waits=False)
-
-    def _limit_end(self, task: Task, *, waits: bool) -> None:
+    def _limit_end(self, task: Task, *, waits: bool = False) -> None:
         """Terminate the TaskManager if a task that was cancelled, or failed from outside, does not end in time (Task.TaskCancelerWatchDog).
         `waits`: the JobMaster waits for the end of the task."""
         if self._cancellation_timeout_s > 0 and task.attempt not in self._cancel_timers:
