@@ -52,6 +52,14 @@ def test_negative_credit_is_found(history: Any):
     """The producer's counters contradict its balance."""
     assert "negative credit" in broken(history, side="producer", step=3, credit=-100).detail
 
+    def edit(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        low = table == "channels" and row["side"] == "producer" and not row.get("local") and row["used"] < 5
+        return row | {"credit": row["used"] - 1} if low else row
+
+    assert check_credit(history.good(edit)).violations == 1, (
+        "one sample has a credit of -1, and the next one of 0"
+    )
+
 
 def test_a_buffer_from_nowhere_is_found(history: Any):
     """The consumer got more than the producer had sent by its next sample."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, trial_recovery
+from testbed_runtime.checking.answer import _Paths, _shared, _with_prolonging_faults, trial_recovery
 from testbed_runtime.checking.common import Windows
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, parameters
@@ -484,5 +484,7 @@ def test_a_fault_prolongs_the_first_recovery_that_blames_it():
     assert [r.faults for r in found] == [("first", "idle"), ("second",)]
     found = _with_prolonging_faults([first, recovery("second", 8, 9, "first")], effects)
     assert [r.faults for r in found] == [("first",), ("second",)]
+    later = recovery("second", 8, 9, shared=(_shared(effects[1], at(8)),))
+    assert len(_with_prolonging_faults([first, later], effects)) == 2
     found = _with_prolonging_faults([replace(idle, recovered=False), first], effects)
     assert [r.faults for r in found] == [("idle",), ("first",)]

@@ -91,6 +91,7 @@ def test_an_expectation_is_worded_as_it_was_asked(metric: str, more: dict[str, A
         ("latency.relative", {"quantile": "p99", "max": "11"}, ["max: 11 is 1,100 % (write '11 %' or '0.11')"]),
         ("recovery.detect", {"max": "15"}, ["max: 15 has no unit, so it is 15 s (write '15 s' or '15 ms')"]),
         ("recovery.detect", {"equals": "0"}, []),
+        *((name, {"equals": "2.5"}, []) for name in ("network.in-flight", "buffers.pool-deviation", "tasks.buffers-per-record")),
         ("recovery.detect", {"min": "1", "max": "2 s"}, ["min: 1 has no unit, so it is 1 s (write '1 s' or '1 ms')"]),
         ("failovers.count", {"max": "15"}, []),
         ("recovery.detect", {"max": "15", "equals": "1"}, []),
