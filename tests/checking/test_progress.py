@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.baseline import (
     CALM_NS,
     STEP_NS,
+    Baseline,
     baseline_of,
     control_noise,
     cut,
@@ -25,6 +26,7 @@ from testbed_runtime.checking.busyness import TaskTimes, level, reached_source_s
 from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import (
+    NOTHING,
     Progress,
     all_received,
     by_sink,
@@ -99,6 +101,10 @@ def test_what_a_sample_after_a_gap_shows_arrived_in_its_own_period(history: Any)
     times = (0.5, 1.0, 1.9, 1.95, 2.0, 2.1, 9.0)
     assert [round(found.received_until(history.at(t))) for t in times] == [0, 100, 100, 125, 150, 160, 160]
     assert found.moments()[0].tolist() == [history.at(t) for t in (1.0, 2.0, 2.1)]
+    assert found.last_ns is not None
+    assert (found.last_ns == NOTHING).tolist() == [False, True, False, False], (
+        "only the added sample shows no record"
+    )
 
 
 def test_the_progress_of_a_trial_is_computed_once_for_each_baseline(history: Any):
@@ -265,6 +271,16 @@ def test_the_offered_rate_is_the_reference_of_a_job_that_keeps_up(history: Any, 
     assert found is not None
     assert found.offered == offered
     assert found.reference == pytest.approx(reference, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("rate", "reference", "catching_up"),
+    [(949, 949, False), (950, 1000, False), (1050, 1000, False), (1051, 1000, True)],
+)
+def test_a_rate_is_the_offered_one_within_a_twentieth(rate: float, reference: float, *, catching_up: bool):
+    """A job that is faster than its sources has a backlog."""
+    found = Baseline(rate, 1000.0, 0.0)
+    assert (found.reference, found.catching_up) == (reference, catching_up)
 
 
 @pytest.mark.parametrize("kind", ["python", "window"])

@@ -141,3 +141,14 @@ def test_histograms_of_several_sinks_add_up():
         small = histogram(Trial("r", "t", {"latency": merged}), window)
         large = histogram(trial, window)
         assert (small.counts.tolist(), small.max_ns) == (large.counts.tolist(), large.max_ns)
+
+
+def test_both_sides_of_a_channel_are_in_one_bucket():
+    """One side has the names of the other one in another order."""
+    channels = [(f"a-{n}", f"b-{n * n}") for n in range(6)]
+    sides = [*channels, *((peer, task) for task, peer in channels)]
+    rows = pa.table({"task": [task for task, _ in sides], "peer": [peer for _, peer in sides]})
+    found = [{(r["task"], r["peer"]) for r in one.to_pylist()} for one in reduced.channel_buckets(rows, 5)]
+    assert all({(peer, task) for task, peer in one} == one for one in found)
+    assert sum(map(len, found)) == len(sides)
+    assert sum(map(bool, found)) > 1
