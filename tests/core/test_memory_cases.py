@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, BufferConsumer, MemorySegment
 
 INTS = 10
@@ -163,3 +163,5 @@ def test_F_148_the_segment_returns_when_the_builder_and_all_its_buffers_are_rele
             assert home.recycled == 0
             release()
         assert home.recycled == 1
+        with pytest.raises(LocalProtocolError, match="read after it was recycled"):
+            written.build()

@@ -343,6 +343,8 @@ class BufferBuilder:
         """Return what was written since the last build, as a Buffer that shares the segment. An event has one Buffer."""
         if self._event is not None:
             return self._event
+        if not self._references:
+            raise LocalProtocolError("a buffer was read after it was recycled")
         start, end = self._read, self.written
         self._read = end
         self.known_finished = self.finished
