@@ -437,16 +437,16 @@ def _refused(node: yaml.Node) -> Iterator[tuple[int, str]]:
         elif key.tag not in (_TEXT, _NULL):
             yield line, f"the key {key.value!r} is no text"
         elif not isinstance(value, yaml.MappingNode) and (problem := _misread(value)):
-            yield line, problem
+            yield line, f"the value of {key.value!r} {problem}"
         yield from _refused(value)
 
 
 def _misread(node: yaml.Node) -> str:
     """Return why Flink's parser refuses a value, or nothing."""
     if node.tag.removeprefix(_TAG) not in _BUILT:
-        return f"{node.tag!r} is an unknown tag"
+        return f"has the unknown tag {node.tag!r}"
     try:
         _value(node, typed=True)
     except ValueError:
-        return f"{node.value!r} is no number"
+        return "is no number"
     return ""

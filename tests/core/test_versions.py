@@ -81,7 +81,7 @@ def test_a_default_changes_in_the_minor_in_which_flink_changed_it(version, key, 
     "names", [("akka.ask.timeout", "pekko.ask.timeout"), ("pekko.ask.timeout", "akka.ask.timeout")]
 )
 def test_of_several_names_of_an_option_that_of_the_version_counts(names, version, seconds):
-    """Configuration.getRawValueFromOption reads the key before its older names, in whatever order they are written."""
+    """J-173: Configuration.getRawValueFromOption reads the key before its older names, in whatever order they are written."""
     values = {"akka.ask.timeout": "1 s", "pekko.ask.timeout": "2 s"}
     options = Options({name: values[name] for name in names}, flink_version=version)
     assert options.duration("pekko.ask.timeout") == seconds

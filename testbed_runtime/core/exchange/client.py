@@ -142,8 +142,8 @@ class PartitionRequestClient:
             return buffer
         if not self._credit_based:
             return channel.request_buffer_or_wait(self._resume)
-        if not size:
-            return Buffer(memoryview(b""), data_type, MemorySegment(0), None)  # not missed: nothing is written to it
+        if not size:  # Flink's decoder does not miss a buffer for nothing
+            return Buffer(memoryview(b""), data_type, MemorySegment(0))
         channel.on_error(FlinkError("IllegalStateException", NO_BUFFER))
         return DISCARD
 
