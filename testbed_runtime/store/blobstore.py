@@ -11,6 +11,8 @@ from testbed_runtime.files import write_whole
 MAX_KEY_CHARS = 512
 TEMPORARY = ".tmp-"
 """Prefix of a file that is being written. Such a file is not an object."""
+PUT_RETRIES = 10
+"""How often a put is repeated because a delete has removed its folder meanwhile. Each time needs another object there, which is deleted."""
 
 
 class MemoryBlobStore:
@@ -64,7 +66,8 @@ class FolderBlobStore:
         return await asyncio.to_thread(_list, self._folder, prefix)
 
     async def delete(self, key: str) -> None:
-        await asyncio.to_thread(self._path(key).unlink, missing_ok=True)
+        """Delete an object, and the folders that it leaves empty: each checkpoint has folders of its own, and `list` walks all."""
+        await asyncio.to_thread(_delete, self._folder, self._path(key))
 
     def _path(self, key: str) -> Path:
         return self._folder / checked(key)
@@ -81,11 +84,38 @@ def checked(key: str) -> str:
 
 
 def _put(path: Path, temporary: str, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, data, temporary=temporary)
+    for last in (*[False] * PUT_RETRIES, True):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, data, temporary=temporary)
+        except FileNotFoundError:  # a delete has removed the empty folder
+            if last:
+                raise
+        else:
+            return
+
+
+def _delete(folder: Path, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    for parent in path.parents:
+        if parent == folder:
+            return
+        try:
+            parent.rmdir()
+        except FileNotFoundError:
+            continue  # another delete was faster
+        except OSError:
+            return  # not empty
 
 
 def _list(folder: Path, prefix: str) -> list[str]:
-    start = folder / prefix.rpartition("/")[0]
-    found = (p for p in start.rglob("*") if p.is_file() and not p.name.startswith(TEMPORARY))
-    return sorted(key for p in found if (key := p.relative_to(folder).as_posix()).startswith(prefix))
+    walked = os.walk(folder / prefix.rpartition("/")[0], onerror=_unless_gone)
+    found = (Path(parent, name) for parent, _, names in walked for name in names)
+    keys = (p.relative_to(folder).as_posix() for p in found if not p.name.startswith(TEMPORARY))
+    return sorted(key for key in keys if key.startswith(prefix))
+
+
+def _unless_gone(error: OSError) -> None:
+    """Let a walk go on without a folder that was deleted meanwhile, or that never existed."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

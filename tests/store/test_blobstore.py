@@ -1,5 +1,7 @@
 """All three BlobStores: whole objects, atomic, sorted."""
 
+import asyncio
+
 import aiohttp
 import pytest
 from yarl import URL
@@ -103,6 +105,43 @@ async def test_a_put_that_fails_leaves_the_old_object_and_no_remains(tmp_path):
     with pytest.raises(OSError, match="a"):
         await blobs.put("a", b"2")
     assert [p.name for p in tmp_path.rglob("*")] == ["a", "b"]
+
+
+async def test_deleted_objects_leave_no_folders(tmp_path):
+    """`list` walks them: a testbed with a checkpoint per second left four folders per second, until checkpoints timed out."""
+    store = FolderBlobStore(tmp_path / "objects")
+    for number in range(3):
+        await store.put(f"jobs/j/checkpoints/{number}/source-0/state", b"x")
+    await store.put("jobs/j/checkpoints/2/_metadata", b"m")
+    for number in range(3):
+        await store.delete(f"jobs/j/checkpoints/{number}/source-0/state")
+        await store.delete(f"jobs/j/checkpoints/{number}/source-0/state")
+    assert await store.list("") == ["jobs/j/checkpoints/2/_metadata"]
+    left = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_dir())
+    assert left == [
+        "objects",
+        "objects/jobs",
+        "objects/jobs/j",
+        "objects/jobs/j/checkpoints",
+        "objects/jobs/j/checkpoints/2",
+    ]
+    await store.delete("jobs/j/checkpoints/2/_metadata")
+    assert [p.name for p in tmp_path.rglob("*")] == ["objects"]
+
+
+async def test_puts_and_lists_beside_deletes_that_remove_the_folder_succeed(tmp_path):
+    """The folder of an object may vanish between its creation and the object's."""
+    store = FolderBlobStore(tmp_path)
+
+    async def put_and_delete(name):
+        for _ in range(50):
+            await store.put(f"checkpoints/1/{name}", b"x")
+            await store.delete(f"checkpoints/1/{name}")
+            assert set(await store.list("checkpoints/1/")) <= {f"checkpoints/1/{other}" for other in "abcd"}
+        await store.put(f"checkpoints/1/{name}", b"end")
+
+    await asyncio.gather(*(put_and_delete(name) for name in "abcd"))
+    assert await store.list("") == [f"checkpoints/1/{name}" for name in "abcd"]
 
 
 async def test_an_older_job_manager_can_not_replace_what_a_newer_one_wrote(served):
