@@ -113,7 +113,10 @@ def explained(error: ApiError, *, server: str) -> HeadgateError:
     if status == 401:
         return UserError("the cluster", "does not accept the credentials", "renew them, or give --context")
     if status == 0:
-        return UserError(server, f"is not reached: {text}", "look at KUBECONFIG, --kubeconfig and --context")
+        reached = text.removeprefix(f"{server}: ")
+        return UserError(
+            server, f"is not reached: {reached}", "look at KUBECONFIG, --kubeconfig and --context"
+        )
     if UNKNOWN_FIELD in text:
         return UserError("the cluster", f"has older definitions of these kinds: {text}", OLDER)
     if status == 404:

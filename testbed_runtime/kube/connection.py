@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import aiohttp
+import yaml
 from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
@@ -17,6 +21,9 @@ CONNECTIONS = 100
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """One watch event. etcd stores at most 1.5 MiB for an object."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+_UNREADABLE = (yaml.YAMLError, AttributeError, KeyError, TypeError)
+"""Errors of `load_kube_config` for a file that is not YAML, or YAML of another shape."""
 
 
 class LoginFailed(HeadgateError):
@@ -41,7 +48,7 @@ class Login(Struct, frozen=True):
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, ssl=RESTClientObject(settings).ssl_context),
             proxy=settings.proxy,
-            trust_env=True,  # HTTPS_PROXY and NO_PROXY
+            trust_env=not is_direct(self.server),  # HTTPS_PROXY and NO_PROXY
             headers={"User-Agent": "headgate"},
             read_bufsize=MAX_LINE_BYTES // 2,  # aiohttp accepts lines of twice this size
         )
@@ -73,11 +80,33 @@ async def login(*, kubeconfig: str = "", context: str = "", namespace: str = "")
             raise LoginFailed(f"{where}: no such file (set KUBECONFIG, or pass --kubeconfig and --context)")
         loader = await config.load_kube_config(where, context or None, settings)  # type: ignore[no-untyped-call]
         found = loader.current_context["context"].get("namespace", "")
+    except _UNREADABLE as error:
+        raise LoginFailed(
+            f"{where}: is empty or not a kubeconfig (check KUBECONFIG and --kubeconfig)"
+        ) from error
     except (config.ConfigException, OSError, ValueError) as error:
         raise LoginFailed(f"{where}: {error} (check KUBECONFIG, --kubeconfig and --context)") from error
     return Login(
         settings.host, namespace or found or "default", settings, lambda: loader.load_and_set(settings)
     )
+
+
+def is_direct(server: str) -> bool:
+    """Return whether the address of a server is in one of the networks of NO_PROXY, such as `10.0.0.0/8`. Like kubectl, and unlike Python's
+    own rules, which compare names only."""
+    try:
+        address = ipaddress.ip_address(urlsplit(server).hostname or "")
+    except ValueError:
+        return False
+    return any(address in network for network in _networks(getproxies().get("no", "")))
+
+
+def _networks(listed: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for part in listed.split(","):
+        try:
+            yield ipaddress.ip_network(part.strip(), strict=False)
+        except ValueError:
+            continue  # a name
 
 
 def _pod_namespace() -> str:

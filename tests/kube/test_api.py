@@ -12,7 +12,7 @@ import yaml
 from aiohttp import web
 
 from testbed_runtime.kube.api import ApiError, Call, connect
-from testbed_runtime.kube.connection import MAX_LINE_BYTES, LoginFailed, login
+from testbed_runtime.kube.connection import MAX_LINE_BYTES, LoginFailed, is_direct, login
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -106,16 +106,36 @@ async def test_the_context_gives_server_token_and_namespace(server: Server) -> N
     assert (await login(kubeconfig=server.kubeconfig(), namespace="mine")).namespace == "mine"
 
 
-@pytest.mark.parametrize("text", [None, "{}", "current-context: nowhere\ncontexts: []\n"])
+@pytest.mark.parametrize(
+    "text", [None, "", "contexts: [", "- x", "{}", "current-context: nowhere\ncontexts: []\n"]
+)
 async def test_a_missing_or_incomplete_kubeconfig_is_named_in_the_error(
     text: str | None, tmp_path: Path
 ) -> None:
-    """The error names the file, so that the user knows which one to fix."""
+    """The error names the file, so that the user knows which one to fix. An unset secret of a pipeline is an empty file."""
     path = tmp_path / "config"
     if text is not None:
         path.write_text(text)
     with pytest.raises(LoginFailed, match=f"{path}.*--kubeconfig"):
         await login(kubeconfig=str(path))
+
+
+@pytest.mark.parametrize(
+    ("direct", "server"),
+    [
+        (True, "https://10.96.0.1:443"),
+        (True, "https://[fd00::1]:443"),
+        (True, "https://192.168.0.7"),
+        (False, "https://11.0.0.1"),
+        (False, "https://api.example:6443"),
+    ],
+)
+def test_a_server_in_a_network_of_no_proxy_is_reached_without_the_proxy(
+    direct: bool, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubectl does. Names in NO_PROXY are left to aiohttp."""
+    monkeypatch.setenv("no_proxy", ".svc, 10.0.0.0/8,fd00::/8,192.168.0.7,api.example")
+    assert is_direct(server) is direct
 
 
 async def test_an_expired_token_of_an_exec_plugin_is_renewed_once(server: Server, tmp_path: Path) -> None:
