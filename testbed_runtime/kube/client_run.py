@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import limits, models, naming
+from testbed_runtime.api.refusals import QUOTA_EXCEEDED
 from testbed_runtime.api.status import (
     COMPLETE,
     EVALUATING,
@@ -30,13 +31,14 @@ from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 from testbed_runtime.runner.estimate import KUBERNETES, run_seconds
-from testbed_runtime.timeouts import cancel_all, timeout
+from testbed_runtime.timeouts import timeout
 
 NAME_BYTES = 3
 """Random bytes at the end of a run's name."""
 REQUEST_BYTES = 16
 SILENT_LIMIT_S = 120.0
-"""A new ScenarioRun without a status for this long means that no operator is running."""
+"""A run without a status for this long means that no operator is running. A run that is Stalled for this long before it has begun needs a
+user: its namespace refuses a pod, or the operator has no rights there."""
 SILENT_NOTICE_S = 10.0
 """After this time without a status the user gets a notice. A running operator writes a status within a second, a restarting one later."""
 REPORT_LIMIT_S = 30.0
@@ -44,6 +46,8 @@ REPORT_LIMIT_S = 30.0
 HEAL_LIMIT_S = 15.0
 """Time limit of the request that stops an interrupted run."""
 RETRY_S = 1.0
+BEGUN = frozenset({"Running", EVALUATING, COMPLETE})
+"""Phases in which the runner drives the run, whatever the operator cannot do."""
 NO_KIND = 404
 WITHOUT_REPORT = {str(v): EXIT_CODES[v] for v in (Verdict.ERROR, Verdict.INCONCLUSIVE)}
 """Verdicts of a run that ends without its runner (it could not start, was lost, or was healed), with their exit codes."""
@@ -97,6 +101,16 @@ def events_of(before: ScenarioRunStatus, after: ScenarioRunStatus) -> list[p.Pro
     return found
 
 
+def obstacle(status: ScenarioRunStatus) -> str:
+    """Return why the operator cannot start the run until a user acts; empty if it can. Pure.
+
+    A quota is no obstacle: other runs of the namespace end."""
+    stalled = status.condition("Stalled")
+    if stalled is None or not stalled.is_true or stalled.reason == QUOTA_EXCEEDED:
+        return ""
+    return "" if status.phase in BEGUN else stalled.message
+
+
 def _sample(status: ScenarioRunStatus) -> p.Sample:
     return p.Sample(status.remaining_seconds, status.job_state, status.job)
 
@@ -115,6 +129,8 @@ class ClientRun:
         self._api = api
         self._namespace = namespace
         self._progress = progress
+        self._stuck = ""
+        """Why the run is given up if it does not start."""
 
     async def run(
         self,
@@ -203,37 +219,31 @@ class ClientRun:
             raise
 
     async def follow(self, name: str) -> ScenarioRunStatus:
-        """Wait until the run is Complete and return its status. Raises HeadgateError if it is deleted or no operator handles it."""
-        has_status = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        silence = loop.create_task(self._silence(has_status), name="no-operator")
-        task = loop.create_task(self._follow(name, has_status), name=f"follow {name}")
-        try:
-            await asyncio.wait((silence, task), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise HeadgateError(
-                    f"ScenarioRun {name} has no status after {SILENT_LIMIT_S:g} s: no operator watches the namespace "
-                    f"(headgate doctor --namespace {self._namespace}). The run stays and would start with one; "
-                    f"to delete it: kubectl -n {self._namespace} delete scenariorun {name}"
-                )
-            return task.result()
-        finally:
-            await cancel_all(silence, task)
-
-    async def _silence(self, has_status: asyncio.Event) -> None:
-        """Return after SILENT_LIMIT_S without a status, and report a notice before that. Once there is a status, wait forever."""
+        """Wait until the run is Complete and return its status. Raises HeadgateError if it is deleted, or no operator can start it."""
         waiting = f"no operator has looked at the run yet; waiting for one, at most {SILENT_LIMIT_S:g} s"
-        for limit_s, notice in ((SILENT_NOTICE_S, waiting), (SILENT_LIMIT_S - SILENT_NOTICE_S, "")):
-            try:
-                async with timeout(limit_s):
-                    await has_status.wait()
-            except TimeoutError:
-                if notice:
-                    self._progress.on_event(p.Notice(notice))
-            else:
-                await asyncio.Event().wait()
+        loop = asyncio.get_running_loop()
+        notice = loop.call_later(SILENT_NOTICE_S, self._progress.on_event, p.Notice(waiting))
+        limit = None
+        self._stuck = (
+            f"has no status after {SILENT_LIMIT_S:g} s: no operator watches the namespace "
+            f"(headgate doctor --namespace {self._namespace})"
+        )
+        try:
+            async with timeout(SILENT_LIMIT_S) as limit:
+                return await self._follow(name, limit, notice)
+        except TimeoutError:
+            if limit is None or not limit.expired():
+                raise
+            raise HeadgateError(
+                f"ScenarioRun {name} {self._stuck}. The run stays and would start later; "
+                f"to delete it: kubectl -n {self._namespace} delete scenariorun {name}"
+            ) from None
+        finally:
+            notice.cancel()
 
-    async def _follow(self, name: str, has_status: asyncio.Event) -> ScenarioRunStatus:
+    async def _follow(
+        self, name: str, limit: asyncio.Timeout, notice: asyncio.TimerHandle
+    ) -> ScenarioRunStatus:
         fields = f"metadata.name={name}"
         before = ScenarioRunStatus()
         existed = listed = False
@@ -246,15 +256,25 @@ class ClientRun:
             if event.type == "DELETED":
                 break
             existed, listed = True, event.type == "LISTED"
-            if event.object.get("status"):
-                has_status.set()
             status = read(ScenarioRunStatus, event.object.get("status"))
+            if event.object.get("status"):
+                notice.cancel()
+                self._limit(limit, obstacle(status))
             for happened in events_of(before, status):
                 self._progress.on_event(happened)
             before = status
             if status.phase == COMPLETE:
                 return status
         raise HeadgateError(f"ScenarioRun {name} was deleted before it was Complete")
+
+    def _limit(self, limit: asyncio.Timeout, why: str) -> None:
+        """Give the run SILENT_LIMIT_S from when it cannot start, and no limit while it can."""
+        if not why:
+            limit.reschedule(None)
+            return
+        self._stuck = f"cannot start: {why}"
+        if limit.when() is None:
+            limit.reschedule(asyncio.get_running_loop().time() + SILENT_LIMIT_S)
 
     async def fetch(self, name: str, folder: Path, status: ScenarioRunStatus) -> RunResult:
         """Write the report's files. A run that the operator ended has none; its status becomes the verdict."""

@@ -87,3 +87,66 @@ def test_a_run_that_no_operator_looks_at_is_reported_soon_and_given_up_later(
     ended, events = run_virtual(follow())
     assert ("Complete" if ends_s else "kubectl -n lab delete scenariorun late-1") in ended
     assert [type(event) for event in events] == [Notice] * notices
+
+
+class Stalling(ModelApi):
+    """Shows a run with these statuses, one each minute."""
+
+    def __init__(self, *statuses: dict[str, Any]) -> None:
+        super().__init__()
+        self._statuses = statuses
+
+    async def watch(self, kind: str, namespace: str, *, fields: str) -> AsyncIterator[WatchEvent]:
+        del kind, namespace, fields
+        yield WatchEvent("LISTED", {"metadata": {"name": "late-1"}})
+        for status in self._statuses:
+            yield WatchEvent("MODIFIED", {"metadata": {"name": "late-1"}, "status": status})
+            await asyncio.sleep(60)
+        yield WatchEvent("MODIFIED", {"metadata": {"name": "late-1"}, "status": {"phase": "Complete"}})
+
+
+def stalled(reason: str, phase: str = "Starting") -> dict[str, Any]:
+    condition = {
+        "type": "Stalled",
+        "status": "True",
+        "reason": reason,
+        "message": "violates PodSecurity; label it",
+    }
+    return {"phase": phase, "conditions": [condition]}
+
+
+RUNS = {"phase": "Running"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ended_s"),
+    [
+        ((stalled("NotAdmitted"),) * 4, 120),
+        ((RUNS, *(stalled("ReconcileFailed", ""),) * 4), 180),
+        ((stalled("NotAdmitted"), RUNS, stalled("NotAdmitted"), RUNS), 0),
+        ((stalled("NotAdmitted", "Running"),) * 4, 0),
+        ((stalled("QuotaExceeded"),) * 4, 0),
+    ],
+    ids=["refused", "fails later", "is fixed in time", "the runner drives it", "waits for other runs"],
+)
+def test_a_run_that_cannot_start_is_given_up_with_the_reason(
+    statuses: tuple[dict[str, Any], ...], ended_s: float
+) -> None:
+    """Two minutes after the operator reported it. Otherwise a pipeline would wait until its own limit, with --quiet without a word."""
+
+    async def follow() -> str:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        follower = ClientRun(Stalling(*statuses), LAB, Collected())  # type: ignore[arg-type]
+        try:
+            return (await follower.follow("late-1")).phase
+        except HeadgateError as error:
+            assert clock() - begun == pytest.approx(ended_s)
+            return str(error)
+
+    ended = run_virtual(follow())
+    if not ended_s:
+        assert ended == "Complete"
+        return
+    assert "late-1 cannot start: violates PodSecurity; label it. The run stays" in ended
+    assert "kubectl -n lab delete scenariorun late-1" in ended
