@@ -30,6 +30,24 @@ for _name, _model in models.FAULT_MODELS.items():
     if len(_model.model_fields) > 1:
         _UNIONS[_model] = (f"kind of {FAMILIES[_name].title} of ", ())
 
+_MEASURED = (
+    "scenarios",
+    "variants",
+    "options",
+    "objectives",
+    "require",
+    "trials",
+    "references",
+    "surroundings",
+)
+"""Fields of a TuningStudy that decide what its runs are, and how they are compared."""
+
+
+def _same(field: str) -> str:
+    before, after = f"oldSelf.spec.{field}", f"self.spec.{field}"
+    return f"has({after}) == has({before}) && (!has({after}) || {after} == {before})"
+
+
 _OTHERS: dict[str, tuple[Rule, ...]] = {
     "Expectation": (
         {
@@ -79,7 +97,16 @@ _ROOTS: dict[str, tuple[Rule, ...]] = {
             " || !(oldSelf.status.phase in ['Planned', 'Active']) || self.spec == oldSelf.spec",
             "message": "the spec of a fault that was begun does not change: delete it, that ends it, and create another",
         },
-    )
+    ),
+    "TuningStudy": (
+        {
+            "rule": "!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase == 'Rejected' || ("
+            + " && ".join(_same(field) for field in _MEASURED)
+            + ")",
+            "message": "of a study that has begun, only budget, apply and suspend change, because its rows must be measured alike: delete it,"
+            " and create it again",
+        },
+    ),
 }
 """Rules between the status and the spec of a kind."""
 

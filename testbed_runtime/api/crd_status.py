@@ -26,7 +26,7 @@ def _properties(model: type[Any]) -> Schema:
     """Return the properties of a model."""
     hints, found = typing.get_type_hints(model, include_extras=True), {}
     for field in msgspec.structs.fields(model):
-        text = docstring_of(model, field.name, Model)
+        text = docstring_of(model, field.name, Model if issubclass(model, Model) else model)
         described = {"description": text} if text else {}
         found[field.encode_name] = {**_schema(hints[field.name]), **described}
     return found

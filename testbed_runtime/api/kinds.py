@@ -200,10 +200,11 @@ class Budget(Part):
 
 
 class TuningStudySpec(Part):
-    """A bounded grid: every combination of the options over every Scenario. `apply` writes the best row into a Testbed."""
+    """A bounded grid: every combination of the options over every Scenario. `apply` writes the best row into a Testbed. Once it has begun, only
+    `budget`, `apply` and `suspend` can change."""
 
     scenarios: Annotated[list[Reference], Field(min_length=1, max_length=limits.MAX_STUDY_SCENARIOS)]
-    """Scenarios in this namespace; each is run with every combination of values. On one machine: folders or files beside the study."""
+    """Scenarios in this namespace; each is run with every combination of values. Each run copies it when it starts, so do not change it before the study is complete. On one machine: folders or files beside the study."""
     variants: list[Name] = Field([], max_length=limits.MAX_VARIANTS)
     """Run only these variants of them; empty: each scenario itself, without its variants."""
     options: Annotated[list[StudyOption], Field(min_length=1, max_length=limits.MAX_STUDY_OPTIONS)]

@@ -228,7 +228,9 @@ class RoundResult(Model, frozen=True):
     """A round of an outage: core.judgement.recovery.Round, with the seconds of each owner instead of its segments."""
 
     number: int
+    """Its place in the outage, from 1."""
     seconds: float
+    """Its length in seconds."""
     cause: str = ""
     """The failure that began it, in Flink's words."""
     ended_by: str = ""
@@ -247,6 +249,7 @@ class OutageResult(Model, frozen=True):
     fault: str = ""
     """The fault that caused it."""
     recovered: bool = True
+    """Whether the job recovered from it."""
     reason: str = ""
     """Why it did not recover or could not be measured, in a word."""
     downtime_seconds: float | None = None
@@ -256,15 +259,18 @@ class OutageResult(Model, frozen=True):
     owners: tuple[Price, ...] = ()
     """The option or cause of each second of all rounds; largest first."""
     rounds: tuple[RoundResult, ...] = ()
+    """Its rounds: each failure during a recovery begins another one."""
 
 
 class RecoveryResult(Model, frozen=True):
     """The recovery of a trial, from recovery.json."""
 
     trial: str = ""
+    """The name of the trial."""
     phases: Mapping[str, float] = {}
     """Seconds of each phase."""
     outages: tuple[OutageResult, ...] = ()
+    """Its outages, in the order of time."""
 
 
 class RunProgress(Status, frozen=True):
@@ -336,11 +342,17 @@ class ScenarioRunStatus(RunProgress, frozen=True):
 
 class StudyRow(Model, frozen=True):
     options: Mapping[str, str]
+    """The values that it tries, by option."""
     verdict: str
+    """The worst verdict of its runs; empty until all are complete."""
     best: bool
+    """Whether it is the recommended row."""
     objectives: Mapping[str, str] = {}
+    """What was measured, by objective. `(min)`: less is better."""
     runs: tuple[str, ...] = ()
+    """The names of its ScenarioRuns."""
     reason: str = ""
+    """Why it is not recommended."""
     reference: str = ""
     """`Default` or `Current`, for a row that is not of the grid."""
     front: bool = False

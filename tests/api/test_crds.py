@@ -72,6 +72,18 @@ def test_kubectl_explain_describes_the_conditions_and_the_parts_of_a_runs_status
     assert missing == []
 
 
+@pytest.mark.parametrize("kind", sorted(SCHEMAS))
+def test_kubectl_explain_describes_every_field_of_a_status(kind: str):
+    """The recovery of a run and the rows of a study, too, which `kubectl explain` shows with their fields."""
+    status = SCHEMAS[kind]["properties"]["status"]
+    missing = [
+        path
+        for path, schema in below(status, "status")
+        if path != "status" and not path.endswith("[]") and not schema.get("description")
+    ]
+    assert missing == []
+
+
 def test_every_rule_of_the_api_server_says_what_to_do():
     """CEL without a message shows the expression."""
     for kind, root in SCHEMAS.items():

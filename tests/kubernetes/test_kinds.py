@@ -167,6 +167,22 @@ def test_a_run_does_not_change_but_for_suspend_and_its_time_to_live(api: Api):
     assert "variants of a run does not change" in message
 
 
+def test_a_study_that_has_begun_changes_only_what_does_not_touch_its_rows(ready: Cluster, api: Api):
+    """Rows that are measured in different ways cannot be compared."""
+    study = documents.good("TuningStudy")
+    study["metadata"]["name"] = "begun"
+    study["spec"]["suspend"] = True
+    assert api.ask(study, dry=False)[0]
+    begun = ("tune/begun", "--subresource=status", "--type=merge", "-p", '{"status": {"phase": "Complete"}}')
+    ready.kubectl("-n", api.namespace, "patch", *begun)
+    for wanted in ({"trials": 7}, {"references": ["Current"]}, {"variants": ["short"]}):
+        accepted, message = api.change(study, lambda o, w=wanted: o["spec"].update(w))
+        assert not accepted, wanted
+        assert "only budget, apply and suspend change" in message
+    allowed = {"suspend": False, "budget": {"runs": 40, "parallel": 2}, "apply": {"name": "first"}}
+    assert api.change(study, lambda o: o["spec"].update(allowed)) == (True, "")
+
+
 def test_the_scale_subresource_changes_the_task_managers(ready: Cluster, api: Api):
     """`kubectl scale` finds the wanted number."""
     document = documents.good("Testbed")

@@ -138,10 +138,15 @@ class Price(Struct, frozen=True, kw_only=True):
     """The seconds of one owner: the sum of its segments. `option` is empty when the owner is a cause or a resource."""
 
     text: str
+    """The owner in words: an option, a cause or a resource."""
     seconds: float
+    """Seconds of the recovery that belong to it."""
     kind: str
+    """The kind of its waits, as in `trace.json`."""
     option: str = ""
+    """The key of the option that limits its waits."""
     value: str = ""
+    """The value of that option, with what multiplies it, as in `200 ms × 10`."""
     count: int = 1
     """Number of waits."""
     detail: str = ""
