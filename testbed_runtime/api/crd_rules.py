@@ -14,6 +14,7 @@ from testbed_runtime.api import models
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.vocabulary import Kind
+from testbed_runtime.core.judgement.expectations import NEEDS_BOUND
 
 Rule = dict[str, str]
 """One entry of `x-kubernetes-validations`."""
@@ -52,7 +53,7 @@ _OTHERS: dict[str, tuple[Rule, ...]] = {
     "Expectation": (
         {
             "rule": "has(self.versus) || (has(self.equals) ? !has(self.min) && !has(self.max) : has(self.min) || has(self.max))",
-            "message": "needs either equals, or min, max or both",
+            "message": NEEDS_BOUND,
         },
         {
             "rule": "has(self.versus) ? has(self.improvesBy) != has(self.within) && !has(self.equals) && !has(self.min) && !has(self.max)"

@@ -484,22 +484,6 @@ class Expectation(Part):
     within: Margin | None = None
     """With `versus`: different by at most this, in either direction."""
 
-    @model_validator(mode="after")
-    def _one_bound(self) -> Expectation:
-        bounds = self.min is not None or self.max is not None
-        if self.versus is not None:
-            if bounds or self.equals is not None or (self.improves_by is None) == (self.within is None):
-                raise PydanticCustomError(
-                    "exactly_one", "with versus, needs either improvesBy or within, and no other bound"
-                )
-        elif self.improves_by is not None or self.within is not None:
-            raise PydanticCustomError(
-                "exactly_one", "improvesBy and within need versus, the variant to compare with"
-            )
-        elif bounds == (self.equals is not None):
-            raise PydanticCustomError("exactly_one", "needs either equals, or min, max or both")
-        return self
-
     @property
     def key(self) -> tuple[str, str | None, str | None, str | None]:
         """The subject of the expectation. Of two expectations with the same key, the more specific one counts."""

@@ -102,7 +102,7 @@ BAD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "an expectation without a bound": (
         "Scenario",
         {"expect": [{"metric": "delivery.lost"}]},
-        ("needs either equals, or min, max or both",),
+        ("set either `equals`, or `min`, `max` or both",),
     ),
     "a study without values": (
         "TuningStudy",

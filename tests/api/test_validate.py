@@ -377,7 +377,7 @@ BAD = {
     ),
     "expectation without a bound": (
         lambda s: s["expect"].append({"metric": "delivery.lost"}),
-        "spec.expect[1]: needs either equals, or min, max or both",
+        "spec.expect[1]: set either `equals`, or `min`, `max` or both",
     ),
     "bound in another unit": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "max": "5 apples"}),
@@ -411,7 +411,7 @@ BAD = {
     ),
     "comparison without a bound": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "short"}),
-        "spec.expect[1]: with versus, needs either improvesBy or within",
+        "spec.expect[1]: with `versus`, set either `improvesBy` or `within`",
     ),
     "stop without a comparison": (
         lambda s: s.update(trials=20, stopEarly={"minTrials": 7}),

@@ -32,6 +32,7 @@ AT_LEAST_ONCE = "at-least-once"
 RATIO_MOST = 10.0
 """A larger bound on a ratio that can exceed 1 (latency against its baseline) is probably meant as a
 percentage."""
+NEEDS_BOUND = "set either `equals`, or `min`, `max` or both"
 PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
 """Other words for a phase, with the phase's name."""
 
@@ -92,7 +93,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
         if compared and (problem := self._check_comparison())[1]:
             return problem
         if not compared and (self.equals is None) == (self.min is None and self.max is None):
-            return "", "set either `equals`, or `min`, `max` or both"
+            return "", NEEDS_BOUND
         if self.phase and not info.phased:
             return "phase", f"{self.metric} has no phases: leave it out"
         if self.phase and not is_phase(self.phase):
