@@ -97,16 +97,21 @@ class Layout:
         return self.run / "state.json"
 
 
-def layout(environment: Mapping[str, str]) -> Layout:
-    """Return the layout below XDG_CACHE_HOME, or else below HOME.
+def cache_folder(environment: Mapping[str, str], name: str) -> Path:
+    """Return the folder below XDG_CACHE_HOME, or else below HOME.
 
     Raises ClusterError when the environment names neither.
     """
     if cache := environment.get("XDG_CACHE_HOME"):
-        return Layout(Path(cache) / "headgate" / "cluster")
+        return Path(cache) / "headgate" / name
     if home := environment.get("HOME"):
-        return Layout(Path(home) / ".cache" / "headgate" / "cluster")
+        return Path(home) / ".cache" / "headgate" / name
     raise ClusterError("no folder for the cache: set XDG_CACHE_HOME or HOME")
+
+
+def layout(environment: Mapping[str, str]) -> Layout:
+    """Return the layout of the cache. Raises ClusterError when there is no folder for it."""
+    return Layout(cache_folder(environment, "cluster"))
 
 
 def filled(name: str, **values: object) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.cluster.settings import cache_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("headgate", "headgate-agent", "headgate-spark")
 TAG = "dev"  # the tag in manifests/overlays/test
@@ -52,12 +54,8 @@ class Layout:
 
 
 def layout(environment: Mapping[str, str]) -> Layout:
-    """Return the layout below XDG_CACHE_HOME, or else below HOME. Raises ImagesError when neither is set."""
-    if cache := environment.get("XDG_CACHE_HOME"):
-        return Layout(Path(cache) / "headgate" / "images")
-    if home := environment.get("HOME"):
-        return Layout(Path(home) / ".cache" / "headgate" / "images")
-    raise ImagesError("no folder for the cache: set XDG_CACHE_HOME or HOME")
+    """Return the layout of the cache. Raises ClusterError when there is no folder for it."""
+    return Layout(cache_folder(environment, "images"))
 
 
 def names(image: str, content: str) -> tuple[str, ...]:
