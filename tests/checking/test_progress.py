@@ -490,6 +490,9 @@ def test_the_last_arrival_is_that_of_the_sink_that_received_longest(history: Any
         history.at(2),
         history.at(3),
     ]
+    first = history.empty()
+    first.add("tm-0-1", "tasks", 1, task="sink-0", vertex="sink", role="sink", records_in=1)
+    assert last_arrival(sinks_of(first.trial()), history.at(3)) == history.at(1)
 
 
 @pytest.mark.parametrize(
