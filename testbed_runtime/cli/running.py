@@ -25,6 +25,7 @@ from testbed_runtime.cli.tables import side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.judgement.metrics import fix_of
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict, worst
 from testbed_runtime.files import naming, read_json
 from testbed_runtime.history.manifest import read_manifest
@@ -193,8 +194,8 @@ def conclude(name: str, result: RunResult) -> None:
 
 
 def print_verdict(name: str, result: RunResult) -> None:
-    """Print on stdout: the verdict, the variants side by side, the failed expectations, what quantiles over trials show, and the path of
-    the report."""
+    """Print on stdout: the verdict, the variants side by side, the failed expectations, what to do if they decide nothing, what
+    quantiles over trials show, and the path of the report."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
     for line in verdict.get("answer") or ():
@@ -209,6 +210,10 @@ def print_verdict(name: str, result: RunResult) -> None:
             typer.echo(f"  {head}: {asked[0]}: {why}")
         else:  # several expectations with one cause: print it once
             typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
+    if verdict["verdict"] == "Inconclusive":
+        reasons = [i["reason"] for i in verdict["expectations"] if i["verdict"] == "Inconclusive"]
+        for fix in filter(None, dict.fromkeys(map(fix_of, reasons))):
+            typer.echo(f"  to decide it: {fix}")
     for item in verdict["expectations"]:
         if item.get("note") and item["quantile"] is not None and not item["trial"]:
             typer.echo(f"  {item['variant']}: {item['text']}: {item['note']}")

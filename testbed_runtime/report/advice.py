@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
-from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, RUN_FAILED
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, RUN_FAILED, fix_of
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
 from testbed_runtime.report.model import FULL_TRIALS, TrialView
@@ -41,6 +41,9 @@ def first_things(
 
 
 def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a sentence for each reason why an expectation did not pass. Without a Fail or an Error, an Inconclusive one also says what to
+    do about it."""
+    undecided = not any(i.get("verdict") in ("Error", "Fail") for i in expectations)
     for verdict in ("Error", "Fail", "Inconclusive"):
         for where, items in _by_reason(i for i in expectations if i.get("verdict") == verdict):
             item = items[0]
@@ -50,7 +53,12 @@ def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             measured = f"measured {item['measured']}" if item.get("measured") else ""
             why = "; ".join(part for part in (measured, words.explanation(item)) if part)
             more = f", and {len(items) - 1} more for the same reason" if len(items) > 1 else ""
-            yield f"{verdict} in {where}: {item.get('text', '')}" + (f" ({why})" if why else "") + f"{more}."
+            fix = f" {fix_of(str(item.get('reason') or ''))}".rstrip() if undecided else ""
+            yield (
+                f"{verdict} in {where}: {item.get('text', '')}"
+                + (f" ({why})" if why else "")
+                + f"{more}.{fix}"
+            )
 
 
 def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[Mapping[str, Any]]]]:

@@ -21,6 +21,7 @@ from testbed_runtime.cli.render import Live, Plain, line_of
 from testbed_runtime.cli.running import exit_code, print_verdict
 from testbed_runtime.evaluation.evaluate import STAGES
 from testbed_runtime.runner import progress as p
+from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 from testbed_runtime.runner.engine import RunResult
 
 JOB = JobNow(
@@ -42,6 +43,7 @@ def judged(**fields: Any) -> dict[str, Any]:
         "text": "asked",
         "measured": "2 s",
         "quantile": None,
+        "reason": "",
     }
     return {**base, "explanation": "", "note": "", **fields}
 
@@ -73,6 +75,17 @@ def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_sh
         "  Fail: fast: c: measured 2 s",
         "  fast: d: 9 of 10",
     ]
+
+
+@pytest.mark.parametrize(("verdict", "lines"), [("Inconclusive", 1), ("Fail", 0)])
+def test_the_terminal_says_what_to_do_if_nothing_is_decided(capsys, tmp_path: Path, verdict: str, lines: int):
+    """Once for each reason. A run that failed is decided, whatever else is not."""
+    items = [judged(verdict="Inconclusive", text=text, reason=NOT_RECOVERED) for text in "ab"]
+    result = RunResult(
+        tmp_path, {"verdict": verdict, "summary": "s", "expectations": items}, tmp_path / "r.html"
+    )
+    print_verdict("name", result)
+    assert capsys.readouterr().out.count("\n  to decide it: Raise `observation`.") == lines
 
 
 def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains():

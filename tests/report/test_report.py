@@ -290,7 +290,7 @@ def test_a_scenario_that_was_refused_is_an_error_in_the_summary(tmp_path: Path):
 
 
 def test_what_did_not_hold_for_one_reason_is_said_once():
-    """The first of them, and how many more."""
+    """The first of them, how many more, and what to do about it, unless something failed."""
     items = [
         {
             "verdict": "Inconclusive",
@@ -303,7 +303,9 @@ def test_what_did_not_hold_for_one_reason_is_said_once():
     ]
     (said,) = first_things((), items, (), ())
     assert said.startswith("Inconclusive in t-1: a (")
-    assert said.endswith(", and 2 more for the same reason.")
+    assert ", and 2 more for the same reason. The report shows the measured effect beside" in said
+    failed = {"verdict": "Fail", "trial": "t-1", "text": "d"}
+    assert first_things((), [*items, failed], (), ())[-1].endswith(", and 2 more for the same reason.")
 
 
 @pytest.mark.parametrize(

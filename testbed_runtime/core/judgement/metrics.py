@@ -204,6 +204,11 @@ def reason_text(reason: str) -> str:
     return REASONS[reason].text if reason in REASONS else reason
 
 
+def fix_of(reason: str) -> str:
+    """Return what a user can do about a reason, as sentences; empty for an unknown one."""
+    return REASONS[reason].fix if reason in REASONS else ""
+
+
 def with_rows(reason: str, why: str, measured: Mapping[str, str]) -> str:
     """Return `why`, with the rows that are missing if that is the reason. `measured` maps the metrics of the trial to their texts."""
     missing = measured.get("history.missing", "") if reason == HISTORY_INCOMPLETE else ""
