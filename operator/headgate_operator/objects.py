@@ -353,9 +353,15 @@ def _mounts() -> list[dict[str, Any]]:
 
 
 def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
+    # only the token: a user may name any Secret, and a Python function can read the whole volume
+    token = {
+        "secretName": Testbed(testbed).token_secret,
+        "defaultMode": 0o440,
+        "items": [{"key": "token", "path": naming.TOKEN_FILE.rpartition("/")[2]}],
+    }
     volumes: list[dict[str, Any]] = [
         {"name": "config", "configMap": {"name": Testbed(testbed).config_map}},
-        {"name": "token", "secret": {"secretName": Testbed(testbed).token_secret, "defaultMode": 0o440}},
+        {"name": "token", "secret": token},
         {"name": "work", "emptyDir": {"sizeLimit": SCRATCH}},
         {"name": "tmp", "emptyDir": {"sizeLimit": SCRATCH}},
     ]

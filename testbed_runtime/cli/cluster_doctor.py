@@ -25,8 +25,14 @@ LIMIT_S = 10.0
 """Time limit for all checks of a cluster that the user has not named and may not even know of."""
 GIVEN_LIMIT_S = 30.0
 """Time limit for all checks of a cluster that the user has named: a busy machine gets more time before it is BAD."""
-NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
-"""The permissions that `--on kubernetes` needs, as (verb, resource)."""
+NEEDED = (
+    ("create", naming.GROUP, "scenarioruns"),
+    ("get", naming.GROUP, "scenarioruns"),
+    ("create", naming.GROUP, "faults"),
+    ("delete", naming.GROUP, "faults"),
+    ("get", "", "configmaps"),
+)
+"""The permissions that `--on kubernetes` needs, as (verb, group, resource). A ConfigMap has the report of a run."""
 
 
 class Finding(Struct, frozen=True):
@@ -173,13 +179,13 @@ def _full(deployment: dict[str, Any]) -> str:
 
 async def _rights(api: Api) -> Finding:
     refused = []
-    for verb, resource in NEEDED:
-        attributes = {"namespace": api.namespace, "verb": verb, "group": naming.GROUP, "resource": resource}
+    for verb, group, resource in NEEDED:
+        attributes = {"namespace": api.namespace, "verb": verb, "group": group, "resource": resource}
         review = manifest("SelfSubjectAccessReview", {}, spec={"resourceAttributes": attributes})
         if not _is_allowed(await api.create(review)):
             refused.append(f"{verb} {resource}")
     if refused:
-        means = "ask for the role headgate-edit in the namespace"
+        means = "ask for the roles headgate-edit and view in the namespace"
         return Finding("rights", BAD, f"not allowed: {', '.join(refused)}", means)
     return Finding("rights", GOOD, "enough", f"runs and faults in namespace {api.namespace}")
 

@@ -523,3 +523,23 @@ async def test_doctor_does_not_say_that_kinds_are_installed_which_it_may_not_lis
     assert (found["kinds"].level, found["kinds"].found) == (WARNING, "unknown")
     assert "ScenarioRun" in found["kinds"].means
     assert {"operator", "rights"} <= found.keys()
+
+
+async def test_doctor_names_the_rights_that_a_run_needs_and_the_account_lacks():
+    """A run's report is in a ConfigMap, which headgate-edit does not allow to read: without it, a run would fail at its end."""
+
+    class Edit(WithOperator):
+        async def create(self, review):
+            asked = review["spec"]["resourceAttributes"]
+            return {"status": {"allowed": asked["group"] == "headgate.dev"}}
+
+    found = await cluster_doctor._rights(Edit(""))
+    assert (found.level, found.found) == (BAD, "not allowed: get configmaps")
+    assert "headgate-edit and view" in found.means
+
+
+def test_a_server_that_is_not_reached_is_named_once():
+    """The client's own text begins with the address, too."""
+    error = ApiError(0, "Unreachable", "https://there: TimeoutError: no answer")
+    text = str(access.explained(error, server="https://there"))
+    assert text.startswith("https://there: is not reached: TimeoutError: no answer")

@@ -294,6 +294,15 @@ def test_a_testbed_with_a_given_secret_waits_for_it() -> None:
     assert message(found, "Ready") == "waits for Secret theirs"
 
 
+def test_a_pod_mounts_only_the_token_of_a_given_secret() -> None:
+    """A user who may create a Testbed but read no Secrets could otherwise read any Secret with a Python function."""
+    raw = made(pods={"tokenSecret": "theirs"})
+    mounted = [v["secret"] for v in a_pod(raw, "tm-0").raw["spec"]["volumes"] if "secret" in v]
+    assert [(s["secretName"], s["items"]) for s in mounted] == [
+        ("theirs", [{"key": "token", "path": "token"}])
+    ]
+
+
 def test_pods_whose_secret_is_gone_are_all_replaced_before_a_new_one_is_made() -> None:
     """They reject every request. No pod is created without a Secret."""
     raw = settled()
