@@ -245,7 +245,7 @@ def _version_note(key: str, option: Option, flink_version: str) -> str:
     # an older name is correct in versions before the rename
     since = option.since if key == option.key else ""
     if key == option.key and (older := option.name_in(flink_version)) != key:
-        return f"{key} came with Flink {since}; {flink_version} knows it as {older}"
+        return f"{key} came with Flink {since}; {flink_version} ignores it and reads {older}, but here it has its effect"
     return _note(key, option.key, since, option.removed, flink_version)
 
 

@@ -70,6 +70,14 @@ def compose(text: str, where: str, loader: type[yaml.SafeLoader] = yaml.SafeLoad
     return found
 
 
+_YAML_FIXES = {
+    "'\\t'": "indent with spaces, not with tabs",
+    "expected <block end>": "lines of one list or mapping begin in the same column",
+    "mapping values are not allowed": "put a text with a colon in quotes, and begin the lines of one mapping in the same column",
+}
+"""Parts of the parser's messages about common mistakes, each with what to do."""
+
+
 @contextmanager
 def _not_yaml(where: str) -> Iterator[None]:
     """Raise UserError for text that is not YAML."""
@@ -78,7 +86,9 @@ def _not_yaml(where: str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(where, f"is not YAML{line}: {error.problem or error.context}") from None
+        problem = error.problem or error.context or ""
+        hint = next((fix for part, fix in _YAML_FIXES.items() if part in problem), "")
+        raise UserError(where, f"is not YAML{line}: {problem}", hint) from None
     except RecursionError:
         raise UserError(where, "is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -56,8 +56,12 @@ def find(path: Path) -> Path:
 
 def _hint_for_folder(folder: Path) -> str:
     """Return a hint about a folder that contains no scenario file."""
+    from testbed_runtime.cli.tune import STUDY_FILE
+
     if any(folder.glob(f"*/{SCENARIO_FILE}")):
         return f"`headgate ci {folder}` runs all scenarios of a folder"
+    if (folder / STUDY_FILE).is_file():
+        return f"`headgate tune {folder}` runs the study in it"
     files = sorted(p.name for p in folder.glob("*.yaml"))
     if files:
         return f"name one of its files: {', '.join(files[:SHOWN_FILES])}"

@@ -56,7 +56,7 @@ def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             fix = f" {fix_of(str(item.get('reason') or ''))}".rstrip() if undecided else ""
             yield (
                 f"{verdict} in {where}: {item.get('text', '')}"
-                + (f" ({why})" if why else "")
+                + (f" ({why.removesuffix('.')})" if why else "")
                 + f"{more}.{fix}"
             )
 

@@ -47,6 +47,15 @@ def test_empty_documents_beside_the_one_are_ignored(text):
     ("text", "words"),
     [
         ("a: [1", "is not YAML in line"),
+        (
+            "a:\n\tb: 1\n",
+            "in line 2, column 1: found character '\\t' that cannot start any token (indent with spaces",
+        ),
+        (
+            "a: 1\n b: 2\n",
+            "in line 2, column 3: mapping values are not allowed here (put a text with a colon in",
+        ),
+        ("x:\n  a:\n    b: 1\n   c: 2\n", "(lines of one list or mapping begin in the same column)"),
         ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' is a duplicate"),
         ("- 1\n", "is not a mapping"),
         ("", "is empty"),

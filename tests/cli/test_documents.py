@@ -223,6 +223,7 @@ def test_validate_checks_what_a_run_checks_before_it_starts(headgate, tmp_path, 
     ("path", "words"),
     [
         (STUDY, "is TuningStudy, not Scenario (`headgate tune"),
+        (ROOT / "studies" / "heartbeat", "contains no scenario.yaml (`headgate tune "),
         (SCENARIOS, "contains no scenario.yaml (`headgate ci"),
         (
             SCENARIOS / "examples",

@@ -19,9 +19,9 @@ from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.options import Policy
 from testbed_runtime.cli.render import Live, Plain, line_of
 from testbed_runtime.cli.running import exit_code, print_verdict
+from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 from testbed_runtime.evaluation.evaluate import STAGES
 from testbed_runtime.runner import progress as p
-from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 from testbed_runtime.runner.engine import RunResult
 
 JOB = JobNow(
