@@ -14,8 +14,11 @@ from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.workload.keyedstate import SubtaskContext
-from testbed_runtime.workload.records import Records, head_of, intact, one_way, text_of
+from testbed_runtime.workload.records import SMALL_RECORD_BYTES, Records, head_of, intact, one_way, text_of
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
+
+FEW_RECORDS = 4
+"""Up to this number, small records are cheaper to write one by one than together with numpy."""
 
 
 class LedgerSink:
@@ -32,8 +35,10 @@ class LedgerSink:
         """Write a batch of one input channel, in order of arrival."""
         if not len(records):
             return
-        if len(records) == 1:
-            self._write_one(records, channel)
+        most = FEW_RECORDS if records.dtype.itemsize <= SMALL_RECORD_BYTES else 1
+        if len(records) <= most:
+            for number in range(len(records)):
+                self._write_one(records[number : number + 1], channel)
             return
         good = intact(records)
         whole = int(np.count_nonzero(good)) == len(records)

@@ -6,7 +6,7 @@ from testbed_runtime.core.job.jobgraph import SinkConfig, SourceConfig
 from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.latency import LatencyHistogram
 from testbed_runtime.workload.records import stamp_path
-from testbed_runtime.workload.sinks import make_sink
+from testbed_runtime.workload.sinks import FEW_RECORDS, make_sink
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 from testbed_runtime.workload.sources import GeneratedSource, WordSource
 
@@ -76,26 +76,40 @@ def test_a_record_that_comes_twice_is_counted():
 
 def test_disorder_is_judged_within_one_path_and_channel():
     """Two ways through the job may interleave; one way may not."""
-    one_way, other_way = batch(0, 4), batch(0, 4)
+    one_way, other_way = batch(0, 8), batch(0, 8)
     stamp_path(one_way, 1, 0)
     stamp_path(other_way, 1, 1)
     interleaved = ledger()
-    interleaved.write(np.concatenate([one_way[[2, 3]], other_way[[0, 1]]]), 0)
+    interleaved.write(np.concatenate([one_way[4:8], other_way[0:4]]), 0)
     assert wrong(interleaved.cut(1)) == (0, 0, 0)
     turned = ledger()
-    turned.write(one_way[[2, 3, 0, 1]], 0)
+    turned.write(one_way[[4, 5, 6, 7, 0, 1, 2, 3]], 0)
     assert wrong(turned.cut(1))[1] == 1
 
 
 def test_a_torn_record_is_corrupt_and_not_delivered():
     """Its number is not to be trusted."""
-    records = batch(0, 4)
+    records = batch(0, 6)
     records["words"][2, 0] += 1
     sink = ledger()
     sink.write(records, 0)
     commit = sink.cut(1)
-    assert numbers(commit) == [0, 1, 3]
-    assert (wrong(commit), commit.weight) == ((0, 0, 1), 3)
+    assert numbers(commit) == [0, 1, 3, 4, 5]
+    assert (wrong(commit), commit.weight) == ((0, 0, 1), 5)
+
+
+def test_a_few_records_of_two_paths_are_noted_like_more():
+    """Numbers, weight and disorder do not depend on how many records arrive together."""
+    one_way, other_way = batch(0, 8), batch(0, 8, subtask=1)
+    stamp_path(one_way, 1, 0)
+    arrived = np.concatenate([one_way[[3, 0]], other_way[:4], one_way[4:]])
+    few, more = ledger(), ledger()
+    for position in range(0, len(arrived), FEW_RECORDS):
+        few.write(arrived[position : position + FEW_RECORDS], 0)
+    more.write(arrived, 0)
+    commit = few.flush()
+    assert commit == more.flush()
+    assert wrong(commit) == (0, 1, 0)
 
 
 def test_an_origin_that_does_not_exist_is_named_unknown():
