@@ -82,10 +82,12 @@ class TaskInput:
         """Whether `poll` may return something now, or the end of every gate was read."""
         if self._recovered:
             return True
+        finished = True
         for gate in self.gates:
             if gate.has_data:
                 return True
-        return self.finished
+            finished = finished and gate.finished
+        return finished
 
     @property
     def has_priority(self) -> bool:

@@ -30,6 +30,7 @@ from testbed_runtime.taskmanager.work import Cores
 
 _Key = tuple[str, str, int, str]
 _NEVER = -1
+_RUNNING = ExecutionState.RUNNING
 FIRST_CHANNELS = 9
 """The channels are first sampled with this sample of the tasks, even in a large job whose channels are sampled rarely."""
 
@@ -104,13 +105,13 @@ class TaskSampler:
             self._timer = None
 
     def _running_meters(self) -> list[TaskMeter]:
-        return [task.meter for task in self._tasks() if task.state is ExecutionState.RUNNING]
+        return [task.meter for task in self._tasks() if task.state is _RUNNING]
 
     def _tick(self) -> None:
         self._timer = None
         tasks = [task for task in self._tasks() if not task.state.terminal]
         for task in tasks:
-            if task.state is ExecutionState.RUNNING:
+            if task.state is _RUNNING:
                 task.meter.sample()
         self._ticks += 1
         if self._ticks % round(1 / min(1.0, self._pace.sample_s)) == 0:
@@ -158,7 +159,7 @@ class TaskSampler:
         self._channel_ticks += 1
         known, self._consumers = self._consumers, {}
         for task in tasks:
-            if task.state is ExecutionState.RUNNING:
+            if task.state is _RUNNING:
                 self._consumers[task] = sampled = known.get(task) or self._inputs_of(task)
                 for one in sampled:
                     channel: Any = one.end

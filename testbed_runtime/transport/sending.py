@@ -114,7 +114,8 @@ class Pump:
             elif buffer is None:
                 carry(frame, wire_size(frame, version), None)
             else:
-                carry(self._kept(frame, buffer), wire_size(frame, version), buffer.recycle)
+                kept = self._kept(frame, buffer) if buffer.is_volatile else frame
+                carry(kept, wire_size(frame, version), buffer.recycle)
         self.wake()
 
     def _pull_together(self, connection: Connection) -> None:

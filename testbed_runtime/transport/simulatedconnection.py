@@ -86,7 +86,7 @@ class SimulatedConnection:
         self._other: SimulatedConnection | None = None
         self._out: deque[tuple[list[memoryview] | _Frame, int, Callable[[], None] | None]] = deque()
         self._queued = 0
-        self._writable = True
+        self.writable = True
         self._thread = BusyThread(self._move, context)
         self._moving: asyncio.Handle | None = None
         self._under_way: deque[tuple[float, list[_Payload]]] = deque()  # each entry arrives at one instant
@@ -104,10 +104,6 @@ class SimulatedConnection:
         self.is_closed = False
         self._dead = False
         fabric.opened(self)
-
-    @property
-    def writable(self) -> bool:
-        return self._writable and not self._closing
 
     @property
     def frames(self) -> SimulatedConnection:
@@ -160,7 +156,7 @@ class SimulatedConnection:
         self._out.append((data, size, on_sent))
         self._queued += size
         if self._queued > HIGH_WATERMARK_BYTES:
-            self._writable = False
+            self.writable = False
         self._move_soon()
 
     def pause_reading(self) -> None:
@@ -173,7 +169,7 @@ class SimulatedConnection:
     def close(self) -> None:
         if self._closing or self.is_closed:
             return
-        self._closing = True
+        self._closing, self.writable = True, False
         self._reading = False
         self._inbox.clear()
         self._move_soon()
@@ -205,6 +201,7 @@ class SimulatedConnection:
             unread = self._inbox or self._handler is None
             self._depart(reset_error() if unread else None, 0)
         self.is_closed = self._closing = True
+        self.writable = False
         self._reading = False
         self._inbox.clear()
         self._out.clear()
@@ -241,8 +238,12 @@ class SimulatedConnection:
         if self._closing and not self._out:
             self._depart(None, 0)
             self._end(None)
-        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES and not self._thread.is_busy:
-            self._writable = True
+        elif (
+            not (self.writable or self._closing)
+            and self._queued <= LOW_WATERMARK_BYTES
+            and not self._thread.is_busy
+        ):
+            self.writable = True
             if self._handler is not None:
                 self._handler.on_writable()
 
@@ -262,7 +263,7 @@ class SimulatedConnection:
             self._arm()
         cost = self._fabric.send_cost
         if cost and type(data) is tuple and (seconds := cost(self.local, self.remote, data[0])):
-            self._writable = False
+            self.writable = False
             self._thread.work(seconds)
 
     def _arm(self) -> None:
@@ -341,18 +342,14 @@ class SimulatedConnection:
 
     def _read_frames(self, handler: ConnectionHandler) -> None:
         """Hand over all frames at once. The handler may pause reading and leave some."""
-        inbox = self._inbox
-        frames = [data for data in inbox if type(data) is tuple]
-        taken = handler.on_frames([frame for frame, _ in frames])  # type: ignore[attr-defined]  # its peer sent frames
+        inbox: deque[_Frame] = self._inbox  # type: ignore[assignment]  # its peer sent frames
+        taken = handler.on_frames([frame for frame, _ in inbox])  # type: ignore[attr-defined]
         if self._closing:  # the handler has closed the connection
             return
-        if taken == len(inbox):
-            inbox.clear()
-        else:
-            for _ in range(taken):
-                inbox.popleft()
+        size = 0
+        for _ in range(taken):
+            size += inbox.popleft()[1]
         if self._other is not None:
-            size = frames[0][1] if taken == 1 else sum([size for _, size in frames[:taken]])
             self._other.acknowledged(size)
 
     def acknowledged(self, size: int) -> None:
@@ -365,6 +362,7 @@ class SimulatedConnection:
         if self.is_closed:
             return
         self.is_closed = self._closing = True
+        self.writable = False
         self._reading = False
         self._inbox.clear()
         if self._other is not None and self._other.is_closed:

@@ -343,7 +343,7 @@ class LocalBufferPool:
     @property
     def is_available(self) -> bool:
         """Whether a segment is free and no subpartition has reached its maximum, or a request would raise: nothing has to wait."""
-        return (bool(self._available) and not self._saturated) or self.destroyed
+        return not (self._saturated or not self._available) or self.destroyed
 
     @property
     def can_overdraw(self) -> bool:

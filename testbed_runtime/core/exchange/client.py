@@ -162,7 +162,7 @@ class PartitionRequestClient:
                 if buffer is not None:
                     buffer.recycle()
                 self.send(CancelPartitionRequest(frame.receiver))
-            elif buffer is not None and buffer.size and not frame.partials:
+            elif buffer is not None and len(buffer.view()) and not frame.partials:
                 buffer.data_type = frame.data_type
                 buffer.compressed = frame.compressed
                 channel.on_buffer(buffer, frame.sequence_number, frame.backlog)

@@ -16,6 +16,7 @@ from testbed_runtime.core.ids import InputChannelID
 from testbed_runtime.core.values import MAX_INT, java_int
 
 _NONE = DataType.NONE
+_DATA = DataType.DATA_BUFFER
 UNLIMITED_CREDIT = 2**31 - 1
 """Credit of a sender in legacy mode, which never waits for credit."""
 
@@ -122,10 +123,10 @@ class BufferManager:
         self.required -= 1
         if self._floating:
             segment = self._floating.pop()
-            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._pool)
+            return Buffer(segment.view, _DATA, segment, self._pool)
         if self._exclusive:
             segment = self._exclusive.pop()
-            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self)
+            return Buffer(segment.view, _DATA, segment, self)
         return None
 
     def receive_run(self, view: memoryview, heads: list[Head]) -> list[Buffer]:
@@ -333,7 +334,7 @@ class SequenceViewReader:
                     polled.buffer.recycle()
                     raise FlinkError("IllegalStateException", "no credit available")
         next_type = polled.next_type
-        more = next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
+        more = next_type is not _NONE and (self.credit > 0 or next_type.is_event)
         return polled, more
 
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, bool]:

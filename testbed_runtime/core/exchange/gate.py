@@ -47,6 +47,8 @@ class InputGate:
         """Number of channels over a connection."""
         self.received_bytes = 0
         """Bytes of the data buffers and events that were polled: the throughput for debloating, as in Flink."""
+        self.finished = True
+        """Whether END_OF_PARTITION of every channel was polled."""
         self.draining = True
         """Whether every END_OF_DATA so far requested a drain."""
         self.on_ready: Callable[[bool], None] | None = None
@@ -110,6 +112,7 @@ class InputGate:
         self._queued_priority.append(False)
         self._without_end_of_data.add()
         self._unfinished.add()
+        self.finished = False
 
     def set_up(self, now: float = 0.0, timeout_s: float = 0.0) -> bool:
         """Reserve one segment of the pool (otherwise gates could starve each other), then the exclusive segments.
@@ -166,8 +169,13 @@ class InputGate:
         if self._closed and not self.finished:
             raise FlinkError("CancelTaskException", "Input gate is already closed.")
         while True:
-            index = self._next_ready()
-            if index < 0:
+            if self._ready_priority:
+                index = self._ready_priority.popleft()
+                self._queued_priority[index] = False
+            elif self._ready:
+                index = self._ready.popleft()
+                self._queued[index] = False
+            else:
                 return None
             channel = self.channels[index]
             if channel.is_released:
@@ -179,25 +187,15 @@ class InputGate:
                     continue
                 if taken.more_available:
                     self._enqueue(index, priority=taken.more_priority)
-                if not taken.buffer.is_buffer:
+                if not taken.buffer.data_type.is_buffer:
                     self.received_bytes += taken.buffer.size
                     return index, self._event(index, taken)
                 run = [taken.buffer], False
             elif run[1]:
                 self._enqueue(index, priority=False)
-            self.received_bytes += sum([len(buffer.view()) for buffer in run[0]])
+            for buffer in run[0]:
+                self.received_bytes += len(buffer.view())
             return index, run[0]
-
-    def _next_ready(self) -> int:
-        if self._ready_priority:
-            index = self._ready_priority.popleft()
-            self._queued_priority[index] = False
-            return index
-        if self._ready:
-            index = self._ready.popleft()
-            self._queued[index] = False
-            return index
-        return -1
 
     def _event(self, index: int, taken: Taken) -> Event:
         event = event_of(taken.buffer)
@@ -208,6 +206,7 @@ class InputGate:
             self.draining = self.draining and event.mode is StopMode.DRAIN
         elif isinstance(event, EndOfPartition):
             self._unfinished.discard(index)
+            self.finished = not self._unfinished
             self.channels[index].release()
         return event
 
@@ -254,11 +253,6 @@ class InputGate:
     def received_end_of_data(self) -> bool:
         """Whether every channel has received END_OF_DATA: time to call `acknowledge_all_records_processed`."""
         return not self._without_end_of_data
-
-    @property
-    def finished(self) -> bool:
-        """Whether END_OF_PARTITION of every channel was polled."""
-        return self._unfinished.left == 0
 
     @property
     def connected(self) -> bool:

@@ -12,6 +12,8 @@ from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
 
+_NONE = DataType.NONE
+
 
 class LocalInputChannel(InputChannelBase):
     """A channel to a partition of the same TaskManager. It reads the partition's view without copies or credit."""
@@ -73,7 +75,7 @@ class LocalInputChannel(InputChannelBase):
         if view is None:
             return None
         polled = view.poll()
-        while polled is not None and not polled.buffer.size:
+        while polled is not None and not len(polled.buffer.view()):
             polled.buffer.recycle()  # without exclusive buffers, what is finished and empty is handed out too
             self.buffers_in += 1
             polled = view.poll()
@@ -84,9 +86,9 @@ class LocalInputChannel(InputChannelBase):
                 )
             return None
         buffer, next_type = polled.buffer, polled.next_type
-        if buffer.is_buffer:
+        if buffer.data_type.is_buffer:
             self.buffers_in += 1
-        return Taken(buffer, next_type is not DataType.NONE, next_type.has_priority, polled.sequence_number)
+        return Taken(buffer, next_type is not _NONE, next_type.has_priority, polled.sequence_number)
 
     def checkpoint_started(self, checkpoint: int) -> None:
         """Do nothing: a barrier counts here when it is read."""

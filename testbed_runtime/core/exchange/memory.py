@@ -210,6 +210,9 @@ def keep_all(buffers: Sequence[Buffer]) -> None:
 
 def recycle_all(buffers: Sequence[Buffer]) -> None:
     """Release one reference of each buffer, as `Buffer.recycle` does for one. Segments with the same home return together."""
+    if len(buffers) == 1:
+        buffers[0].recycle()
+        return
     home: Home | None = None
     segments: list[MemorySegment] = []
     for buffer in buffers:
@@ -240,7 +243,6 @@ class BufferBuilder:
         "_home",
         "_limit",
         "_parts",
-        "_read",
         "_references",
         "_segment",
         "_view",
@@ -249,11 +251,14 @@ class BufferBuilder:
         "is_buffer",
         "is_trimmed",
         "known_finished",
+        "readable",
         "written",
     )
 
     known_finished: bool
     """Whether an earlier build saw the builder finished. Always true for events."""
+    readable: int
+    """Number of bytes written but not yet built."""
     is_trimmed: bool
     """Whether the capacity is smaller than the segment."""
 
@@ -271,7 +276,6 @@ class BufferBuilder:
         self._parts: list[memoryview] | None = None
         """Bytes that were written but not built, if the segment has no memory."""
         self._references = 1
-        self._read = 0
         self._event: Buffer | None = None
         if segment is None:
             self._view = memoryview(event)
@@ -284,6 +288,7 @@ class BufferBuilder:
             self.finished = self.known_finished = False
             if not segment.has_memory:
                 self._parts = []
+        self.readable = self.written
         self.data_type = data_type
         self.is_buffer = data_type.is_buffer
         self.is_trimmed = False
@@ -302,15 +307,10 @@ class BufferBuilder:
     def is_full(self) -> bool:
         return self.written >= self._limit
 
-    @property
-    def readable(self) -> int:
-        """Number of bytes written but not yet built."""
-        return self.written - self._read
-
     def unread(self) -> bytes:
         """Return a copy of what was written but not yet built."""
         if self._parts is None:
-            return bytes(self._view[self._read : self.written])
+            return bytes(self._view[self.written - self.readable : self.written])
         return b"".join(self._parts)
 
     def append(self, data: memoryview, offset: int = 0) -> int:
@@ -327,6 +327,7 @@ class BufferBuilder:
         else:
             self._parts.append(data[offset : offset + count])
         self.written = end
+        self.readable += count
         return count
 
     def trim(self, limit: int) -> None:
@@ -345,8 +346,8 @@ class BufferBuilder:
             return self._event
         if not self._references:
             raise LocalProtocolError("a buffer was read after it was recycled")
-        start, end = self._read, self.written
-        self._read = end
+        end = self.written
+        start, self.readable = end - self.readable, 0
         self.known_finished = self.finished
         self._references += 1
         return Buffer(self._bytes(start, end), self.data_type, self._segment, self)
@@ -367,7 +368,7 @@ class BufferBuilder:
             buffer = self.build()
             self.release()
             return buffer
-        start, self._read = self._read, self.written
+        start, self.readable = self.written - self.readable, 0
         self.known_finished = True
         home, self._home = self._home, None
         return Buffer(self._bytes(start, self.written), self.data_type, self._segment, home)

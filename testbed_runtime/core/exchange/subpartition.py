@@ -262,7 +262,7 @@ class PipelinedSubpartition:
         """Make written data readable before its buffer is full. This only notifies the reader."""
         if self._flush_requested or not (self._buffers or self._priority):
             return
-        size = len(self)
+        size = len(self._priority) + len(self._buffers)
         single = size == 1 and (bool(self._priority) or self._buffers[0].readable > 0)
         self._flush_requested, self._flush_reason = size > 1 or single, reason
         if single and not self.is_blocked:
@@ -284,7 +284,7 @@ class PipelinedSubpartition:
 
     def _notify(self) -> None:
         if self.view is not None:
-            self.view.notify()
+            self.view.on_data()
 
     # ---- the reader's side ---------------------------------------------------------------------------------
 
@@ -451,16 +451,12 @@ class PipelinedSubpartition:
 class SubpartitionView:
     """The reader's handle on a subpartition. `on_data` is called when an element becomes available."""
 
-    __slots__ = ("_on_data", "_released", "subpartition")
+    __slots__ = ("_released", "on_data", "subpartition")
 
     def __init__(self, subpartition: Readable, on_data: Callable[[], None]) -> None:
         self.subpartition = subpartition
-        self._on_data = on_data
+        self.on_data = on_data
         self._released = False
-
-    def notify(self) -> None:
-        if not self._released:
-            self._on_data()
 
     def poll(self) -> Polled | None:
         return None if self._released else self.subpartition.poll()
