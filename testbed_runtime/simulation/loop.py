@@ -105,6 +105,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    def time_ns(self) -> int:
+        """Return the time in whole nanoseconds, as the history has it."""
+        return int(self._now * 1e9)
+
     get_debug = staticmethod(bool)  # False, and not a call of Python for each future
 
     # ---- processes

@@ -65,8 +65,7 @@ class World(Struct, frozen=True):
     frame_faults: bool = True
 
     def sink(self, process: str) -> MemorySink:
-        loop = virtual_loop()
-        return self.history.sink(process, lambda: int(loop.time() * 1e9))
+        return self.history.sink(process, virtual_loop().time_ns)
 
 
 class _Shell(Protocol):

@@ -102,7 +102,7 @@ class TaskMeter:
     def sample(self) -> None:
         """Write a row of `tasks`, and the latency window if it has passed."""
         now = self._clock.now()
-        now_ns = to_ns(now)
+        now_ns = int(now * 1e9)
         if self._latency.count and now_ns // LATENCY_WINDOW_NS != self._window:
             self.flush_latency()
         if now_ns - self._markers_since >= MARKER_WINDOW_NS:

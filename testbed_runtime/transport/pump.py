@@ -229,7 +229,7 @@ class DataServer:
     @property
     def connections(self) -> tuple[PartitionRequestServer, ...]:
         """The state machines of the open connections."""
-        return tuple(pump.machine for pump in self._pumps)
+        return tuple([pump.machine for pump in self._pumps])
 
     def sockets(self) -> list[tuple[str, SocketState]]:
         """Return the peer and the socket state of each open connection that can be measured."""

@@ -456,7 +456,8 @@ class JobStatusReply(Struct, frozen=True):
     @property
     def running_tasks(self) -> int:
         """The number of running tasks, including those that have finished."""
-        return sum(state in ("RUNNING", "FINISHED") for state in self.tasks.values())
+        states = list(self.tasks.values())
+        return states.count("RUNNING") + states.count("FINISHED")
 
     @property
     def total_tasks(self) -> int:
