@@ -149,6 +149,7 @@ class IterationTailTask(StreamTask):
         try:
             self._counts = self._counting(run, config)
             super().__init__(run)
+            self._emit = self._feed_back
         except BaseException:
             run.services.iterations.leave(self._key)
             raise
@@ -191,7 +192,7 @@ class IterationTailTask(StreamTask):
         finally:
             early.close()
 
-    async def _emit(self, records: Records) -> None:
+    async def _feed_back(self, records: Records) -> None:
         self._run.meter.records_out += len(records)
         self._loop.back.add(records, self._counts(records))
 

@@ -95,6 +95,8 @@ class TaskOutput:
         """`on_first` is called for every partition when it gets its first record, or ends without one. `random` chooses the
         channels of latency markers and the phase of the flusher: the flushers of Flink's tasks are not synchronized."""
         self._outputs = list(outputs)
+        self._pools = [partition.pool for partition, _ in outputs]
+        self._flushable = [partition for partition, _ in outputs if not partition.is_blocking]
         self._meter = meter
         self._pool = Wakeup()
         self._on_first: Callable[[ResultPartition], None] | None = on_first
@@ -128,8 +130,8 @@ class TaskOutput:
     @property
     def is_available(self) -> bool:
         """Whether every pool has a buffer. For soft back-pressure, Flink checks this before a task processes input."""
-        for partition, _ in self._outputs:  # noqa: SIM110 - asked for each buffer: cheaper than `all`
-            if not partition.pool.is_available:
+        for pool in self._pools:  # noqa: SIM110 - asked for each buffer: cheaper than `all`
+            if not pool.is_available:
                 return False
         return True
 
@@ -147,9 +149,9 @@ class TaskOutput:
     async def emit(self, records: Records, *, only: Sequence[int] | None = None) -> None:
         """Write the records to buffers, waiting while there are none. `only`: the numbers of the outputs; by default all."""
         self._meter.records_out += len(records)
-        if len(records):
+        if self._on_first is not None and len(records):
             self._announce()
-        for partition, partitioner in self._chosen(only):
+        for partition, partitioner in self._outputs if only is None else self._chosen(only):
             for part in partitioner.parts(records):
                 if (done := self._begin(partition, part)) < len(part[1]):
                     await self._end(partition, part, done)
@@ -159,7 +161,8 @@ class TaskOutput:
     async def emit_of(self, block: Block, start: int, end: int) -> None:
         """Like `emit` to all outputs, for some records of a block that a source made ahead."""
         self._meter.records_out += end - start
-        self._announce()
+        if self._on_first is not None:
+            self._announce()
         for partition, partitioner in self._outputs:
             for part in partitioner.parts_of(block, start, end):
                 if (done := self._begin(partition, part)) < len(part[1]):
@@ -310,6 +313,5 @@ class TaskOutput:
         self._flusher.close()
 
     def _flush(self) -> None:
-        for partition, _ in self._outputs:
-            if not partition.is_blocking:
-                partition.flush_all()
+        for partition in self._flushable:
+            partition.flush_all()

@@ -202,30 +202,32 @@ class SourceTask:
 
     async def _emit_what_is_due(self) -> None:
         run = self._run
-        records = self._take(run.now_ns(), self._batch_records())
+        now = run.now()
+        records = self._take(now, self._batch_records())
         if records is not None:
             self._deferring = False
             await self._emit(records)
             if run.work is not None:
                 await run.work.pay()
-            if not (self._has_caught_up() and run.output.is_available):
+            now = run.now()
+            if not (self._has_caught_up(now) and run.output.is_available):
                 await run.services.cpu.yield_control()
                 return
-        if not self._limiter.grant(run.now(), 1):
-            await self._wait(self._limiter.next_time(run.now()), backpressured=True)
+        if not self._limiter.grant(now, 1):
+            await self._wait(self._limiter.next_time(now), backpressured=True)
             return
         self._deferring = self._lazy
-        next_time = self._next_time()
+        next_time = self._next_time(now)
         until = self._marker_at if next_time is None else min(next_time, self._marker_at)
         await self._wait(until, backpressured=False)
 
-    def _has_caught_up(self) -> bool:
+    def _has_caught_up(self, now: float) -> bool:
         """Return whether the next record of a generated source is due later."""
         source = self.source
         return (
             isinstance(source, GeneratedSource)
             and not source.exhausted
-            and source.next_due_ns() > self._run.now_ns()
+            and source.next_due_ns() > int(now * 1e9)
         )
 
     async def _emit(self, records: Records) -> None:
@@ -237,10 +239,10 @@ class SourceTask:
         else:
             await output.emit(records)
 
-    def _take(self, now_ns: int, most: int) -> Records | None:
+    def _take(self, now: float, most: int) -> Records | None:
         """Return the records that are due and granted, at most `most`, or None."""
-        granted = self._limiter.grant(self._run.now(), most)
-        records = self.source.take(now_ns, granted) if granted else None
+        granted = self._limiter.grant(now, most)
+        records = self.source.take(int(now * 1e9), granted) if granted else None
         if records is not None:
             self._limiter.spend(len(records))
         return records
@@ -255,21 +257,20 @@ class SourceTask:
         """Emit what a lazy source has deferred, so that the barrier comes after it. A source that is behind has deferred
         nothing, and its barrier does not wait."""
         run = self._run
-        now_ns = run.now_ns()
+        now = run.now()
         while self._deferring and run.output.is_available:
-            records = self._take(now_ns, BATCH_RECORDS)
+            records = self._take(now, BATCH_RECORDS)
             if records is None:
                 return
             await self._emit(records)
 
-    def _next_time(self) -> float | None:
+    def _next_time(self, now: float) -> float | None:
         """Return the time of the next emission: when the next record is due, but not sooner than a tick after the last one.
 
         A lazy source waits for its flusher, or until its buffers are partly full. It emits half a tick before the flusher: a
         real one does so on average."""
         if not isinstance(self.source, GeneratedSource):
             return None
-        now = self._run.now()
         soonest = max((self.source.next_due_ns() + ROUNDING_NS) / 1e9, now + self._tick_s)
         if not self._lazy:
             return soonest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from msgspec.structs import replace
@@ -85,6 +85,7 @@ class StreamTask:
         """When the task was last idle."""
         self._dropped = False
         flow = FlowControl.read(run.services.options)
+        self._emit: Callable[[Records], Awaitable[None]] = run.output.emit
         self._receiving = Receiving(run, flow, self._process) if flow.queued else None
         self._run_buffers = self._longest_run()
         self._has_timers = (
@@ -292,35 +293,31 @@ class StreamTask:
     async def _process(self, records: Records, channel: int) -> None:
         """Process the records in slices of service time. A full buffer of small records may take seconds, so its first records are
         passed on earlier."""
-        if self._service_time_s <= 0:
-            await self._process_now(records, channel)
-            return
-        size = max(1, int(SERVICE_SLICE_S / self._service_time_s))
-        for position in range(0, len(records), size):
-            part = records[position : position + size]
-            await self._service.spend(self._service_time_s * len(part))
-            await self._process_now(part, channel)
+        count = size = len(records)
+        if self._service_time_s > 0:
+            size = max(1, int(SERVICE_SLICE_S / self._service_time_s))
+        for position in range(0, count, size or 1):
+            part = records if size == count else records[position : position + size]
+            if self._service_time_s > 0:
+                await self._service.spend(self._service_time_s * len(part))
+            self._run.meter.records_in += len(part)  # counted together with the lag of a sink
+            if self._sink is not None:
+                self._sink.write(part, channel)
+            if (operator := self.operator) is not None:
+                stamp_path(part, self._run.subtask.vertex, self._run.subtask.subtask)
+                if operator.slice_records:
+                    await self._process_in_slices(operator, part)
+                elif (made := operator.process(part)) is not None and len(made):
+                    await self._emit(made)
 
-    async def _process_now(self, records: Records, channel: int) -> None:
-        run, operator = self._run, self.operator
-        run.meter.records_in += len(records)  # counted together with the lag of a sink
-        if self._sink is not None:
-            self._sink.write(records, channel)
-        if operator is None:
-            return
-        stamp_path(records, run.subtask.vertex, run.subtask.subtask)
-        if not operator.slice_records:
-            made = operator.process(records)
-            if made is not None and len(made):
-                await self._emit(made)
-            return
+    async def _process_in_slices(self, operator: Operator, records: Records) -> None:
         position = 0
         while position < len(records):
             part = records[position : position + operator.slice_records]
             position += len(part)
             await self._operate(partial(operator.process, part), len(part))
             if position < len(records):
-                await run.services.cpu.yield_control()
+                await self._run.services.cpu.yield_control()
 
     def _note_dropped(self) -> None:
         if self.operator is not None and self.operator.drops and not self._dropped:
@@ -336,9 +333,6 @@ class StreamTask:
             self._note_dropped()
         if made is not None and len(made):
             await self._emit(made)
-
-    async def _emit(self, records: Records) -> None:
-        await self._run.output.emit(records)
 
     # ---- timers --------------------------------------------------------------------------------------------
 

@@ -15,11 +15,13 @@ CREDIT_MAX_S = 0.010
 class Wakeup:
     """A level-triggered wake-up with one waiter: a `set` before the `wait` is not lost."""
 
-    __slots__ = ("_future", "_set")
+    __slots__ = ("_future", "_loop", "_set", "_timer")
 
     def __init__(self) -> None:
         self._set = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._future: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def set(self) -> None:
         """Wake the waiter. May be called any number of times, from any callback."""
@@ -29,17 +31,23 @@ class Wakeup:
 
     async def wait(self, until: float | None = None) -> None:
         """Wait for `set`, or until the loop's time is `until`."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()  # which is a system call each time
         if not self._set and (until is None or until > loop.time()):
-            self._future = loop.create_future()
-            timer = None if until is None else loop.call_at(until, self.set)
+            self._future = asyncio.Future(loop=loop)  # `create_future` would only add a call
+            if until is not None:
+                self._timer = loop.call_at(until, self._expire)
             try:
                 await self._future
             finally:
                 self._future = None
-                if timer is not None:
-                    timer.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
         self._set = False
+
+    def _expire(self) -> None:
+        self._timer = None
+        self.set()
 
 
 class ServiceTime:

@@ -64,17 +64,16 @@ class Partitioner:
         self._subpartitions = subpartitions
         self._max_parallelism = max_parallelism
         self._next = start % max(1, subpartitions)
+        self._is_shared = partitioning == "broadcast" and subpartitions > 1
+        """Whether several subpartitions get every record."""
+        self._is_single = partitioning == "forward" or subpartitions == 1
+        """Whether one subpartition gets every record."""
         self._division: _Division | None = None
 
     @property
     def spreads(self) -> bool:
         """Whether the records are divided among the subpartitions."""
         return self._partitioning in ("hash", "rebalance")
-
-    @property
-    def _is_shared(self) -> bool:
-        """Whether several subpartitions get every record."""
-        return self._partitioning == "broadcast" and self._subpartitions > 1
 
     @property
     def supports_unaligned(self) -> bool:
@@ -84,13 +83,15 @@ class Partitioner:
     def parts(self, records: Records) -> list[Part]:
         """Return the non-empty subpartitions in order, each with the bytes of its records on the wire and their number. If all
         subpartitions get the same records, return them once, for EVERY subpartition."""
+        if self._is_single and len(records):
+            return [(0, framed(records), len(records))]
         if self._is_shared and len(records):
             return [(EVERY, framed(records), len(records))]
         return [(index, framed(part), len(part)) for index, part in self.split(records)]
 
     def parts_of(self, block: Block, start: int, end: int) -> list[Part]:
         """Like `parts`, for some records of a block. The block is grouped by subpartition once, not for each of its parts."""
-        if self._subpartitions == 1 or self._partitioning == "forward":
+        if self._is_single:
             return [(0, block.framed(start, end), end - start)]
         if self._is_shared:
             return [(EVERY, block.framed(start, end), end - start)]
@@ -104,7 +105,7 @@ class Partitioner:
         """Return the non-empty subpartitions in order, each with its records."""
         if not len(records):
             return []
-        if self._subpartitions == 1 or self._partitioning == "forward":
+        if self._is_single:
             return [(0, records)]
         if self._is_shared:
             return [(index, records) for index in range(self._subpartitions)]

@@ -319,7 +319,7 @@ class RecordReader:
         """Return a copy of the records that are complete after these consecutive payloads, or None. Raises
         RemoteProtocolError for an invalid length."""
         if not self._size:
-            data = self._head + b"".join(parts)
+            data = b"".join((self._head, *parts))
             if len(data) < LENGTH_BYTES:
                 self._head = data
                 return None

@@ -70,12 +70,10 @@ class GeneratedSource:
     def exhausted(self) -> bool:
         return 0 <= self.limit <= self.next_sequence
 
-    def _due_ns(self, sequence: int) -> int:
-        return self._t0_ns + int((sequence * self._parallelism + self._subtask) * self._period_ns)
-
     def next_due_ns(self) -> int:
         """When the next record is due, in nanoseconds of the loop's clock."""
-        return self._due_ns(self.next_sequence)
+        number = self.next_sequence * self._parallelism + self._subtask
+        return self._t0_ns + int(number * self._period_ns)
 
     def lag_ns(self, now_ns: int) -> int:
         """Return how far emission is behind schedule."""

@@ -170,6 +170,7 @@ def test_a_wakeup_before_the_wait_counts_once():
         begin = loop.time()
         await wakeup.wait(begin + 2.0)
         assert loop.time() == begin + 2.0
+        assert not loop._cancelled_timers, "a timer that has fired is not cancelled"
         loop.call_later(1.0, wakeup.set)
         await wakeup.wait(begin + 10.0)
         assert loop.time() == begin + 3.0

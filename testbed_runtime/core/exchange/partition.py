@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import IO
 
@@ -25,7 +25,7 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.exchange.pending import Pending
-from testbed_runtime.core.exchange.subpartition import Element, PipelinedSubpartition, SubpartitionView
+from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
 
 _DATA = DataType.DATA_BUFFER
@@ -221,15 +221,15 @@ class ResultPartition:
         if builder is None:
             return None
         self._builders[subpartition] = builder
-        shared, targets = subpartition == EVERY, self.subpartitions
-        if not shared:
-            targets = targets[subpartition : subpartition + 1]
-        wanted = min([target.buffer_size for target in targets])
+        targets, shared = self.subpartitions, subpartition == EVERY
+        wanted = min([t.buffer_size for t in targets]) if shared else targets[subpartition].buffer_size
         if 0 < wanted < self.pool.segment_bytes:
             builder.trim(max(wanted, least))
-        elements: Sequence[Element] = builder.share(len(targets)) if shared else [builder]
-        for target, element in zip(targets, elements, strict=True):
-            target.add(element)
+        if not shared:
+            targets[subpartition].add(builder)
+        else:
+            for target, element in zip(targets, builder.share(len(targets)), strict=True):
+                target.add(element)
         return builder
 
     @property
