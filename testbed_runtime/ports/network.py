@@ -123,6 +123,13 @@ class FrameConnection(Protocol):
     def send_frame(self, frame: object, size: int, on_sent: Callable[[], None] | None = None) -> None:
         """Queue a frame that takes `size` bytes on the wire. See `Connection.send`."""
 
+    @property
+    def room(self) -> int:
+        """Number of bytes that leave at once. 0 if frames have to be sent one by one."""
+
+    def send_frames(self, frames: Sequence[tuple[object, int]], size: int) -> None:
+        """Send frames that all fit into `room`, each with its size. `size` is their total."""
+
 
 class Listener(Protocol):
     @property

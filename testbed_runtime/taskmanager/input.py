@@ -181,7 +181,10 @@ class TaskInput:
 
     @property
     def received_end_of_data(self) -> bool:
-        return all(gate.received_end_of_data for gate in self.gates)
+        for gate in self.gates:  # noqa: SIM110 - asked for each channel
+            if not gate.received_end_of_data:
+                return False
+        return True
 
     @property
     def draining(self) -> bool:

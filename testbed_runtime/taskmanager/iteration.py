@@ -82,8 +82,7 @@ class IterationHeadTask(StreamTask):
             await run.services.cpu.yield_control()
 
     async def _on_end_of_data(self) -> None:
-        if self._run.input.received_end_of_data:
-            self._run.input.acknowledge_end_of_data()
+        self._run.input.acknowledge_end_of_data()
 
     async def _finish(self) -> None:
         """Iterate after the end of the initial input, emit the result, and wait until it has been read."""

@@ -55,6 +55,11 @@ SERVICE_SLICE_S = 0.010
 ALIGNMENT_MIN_S = 0.001
 """Shorter alignments are not recorded as waits."""
 
+_AT_ONCE = frozenset(
+    (CheckpointBarrier, EndOfPartition, EndOfOutputChannelState, EventAnnouncement, CancelCheckpointMarker)
+)
+"""Events that are handled without a wait."""
+
 
 class StreamTask:
     """The invokable of an operator or a sink: `restore`, then `run` to the end of its input."""
@@ -155,9 +160,8 @@ class StreamTask:
             if item is None:
                 await self._idle()
                 continue
-            if not self._connected:
-                self._note_connected()
-            await self._handle(*item)
+            if not self._handled_at_once(*item):
+                await self._handle(*item)
             if run.work is not None:
                 await run.work.pay()
             if not isinstance(item[1], list):
@@ -215,6 +219,15 @@ class StreamTask:
 
     # ---- what arrives ----------------------------------------------------------------------------------------
 
+    def _handled_at_once(self, channel: int, item: list[Buffer] | Event) -> bool:
+        """Note that a producer has answered, and handle an event that never waits. Return False for anything else."""
+        if not self._connected:
+            self._note_connected()
+        if isinstance(item, list) or type(item) not in _AT_ONCE or self._receiving is not None:
+            return False
+        self._on_event(channel, item)
+        return True
+
     async def _handle(self, channel: int, item: list[Buffer] | Event) -> None:
         if isinstance(item, list):
             records = self._read(channel, item)
@@ -230,7 +243,8 @@ class StreamTask:
         if self._receiving is not None:
             await self._receiving.idle()
         if isinstance(item, EndOfData):
-            await self._on_end_of_data()
+            if self._run.input.received_end_of_data:
+                await self._on_end_of_data()
         elif isinstance(item, EndOfSuperstep):
             await self._on_end_of_superstep()
         else:
@@ -238,7 +252,11 @@ class StreamTask:
 
     def _on_event(self, channel: int, item: Event) -> None:
         if isinstance(item, CheckpointBarrier):
-            self._perform(self._barriers.on_barrier(channel, item, self._run.now()))
+            if effects := self._barriers.on_barrier(channel, item, self._run.now()):
+                self._perform(effects)
+        elif isinstance(item, EndOfPartition):
+            del self._open[channel]
+            self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
         elif isinstance(item, EventAnnouncement):
             effects = self._barriers.on_announcement(
                 channel, item.sequence_number, item.event, self._run.now()
@@ -248,9 +266,6 @@ class StreamTask:
             self._perform(self._barriers.on_cancellation(channel, item.checkpoint_id, self._run.now()))
         elif isinstance(item, EndOfOutputChannelState):
             self._run.input.on_producer_recovered(channel)
-        elif isinstance(item, EndOfPartition):
-            del self._open[channel]
-            self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
 
     async def _take(self, records: Records, channel: int) -> None:
         if not len(records):
@@ -463,7 +478,7 @@ class StreamTask:
     async def _on_end_of_data(self) -> None:
         """The data of all channels has ended: emit what the operator still holds, then this task's own end of data."""
         run = self._run
-        if self._data_ended or not run.input.received_end_of_data:
+        if self._data_ended:
             return
         self._data_ended = True
         if self.operator is not None:

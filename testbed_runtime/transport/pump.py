@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
@@ -28,6 +28,7 @@ from testbed_runtime.core.exchange.frames import (
     BytesLike,
     CancelPartitionRequest,
     ClientFrame,
+    DataType,
     Frame,
     PartitionRequest,
     ServerFrame,
@@ -54,6 +55,8 @@ from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.sending import Pump, nothing
 from testbed_runtime.transport.socketstate import states
 
+EVENTS_KEPT = 64
+"""Number of different events that are on their way at once to share buffers: more than the barriers and ends of any job."""
 CLOSE_GRACE_S = 1.0
 """How long `ConnectionManager.close` waits until a queued CloseRequest has been sent."""
 
@@ -287,6 +290,12 @@ def _keeps_nothing(data: memoryview) -> bool:
     return False
 
 
+@lru_cache(maxsize=EVENTS_KEPT)
+def event_buffer(data: bytes, data_type: DataType) -> Buffer:
+    """Return the buffer of an event. All channels share it, because producers send the same event on all of them."""
+    return Buffer.unpooled(data, data_type)
+
+
 class _ClientPump(Pump):
     """The consumer's end of one connection."""
 
@@ -300,7 +309,6 @@ class _ClientPump(Pump):
         """Buffers whose bytes may still be where they were received."""
         self._lend: Callable[[Callable[[], None]], None] = _at_once
         self._unread: Callable[[memoryview], bool] = _keeps_nothing
-        self._last_event: tuple[BytesLike, Buffer] | None = None
         self.ended = asyncio.Event()
         self.key: _Key = (peer, address, index)
         self.link_out = link(owner.name, logical_name(peer))
@@ -318,7 +326,7 @@ class _ClientPump(Pump):
 
     def on_connected(self, connection: Connection) -> None:
         super().on_connected(connection)
-        if isinstance(connection, ReceivingConnection):
+        if connection.frames is None and isinstance(connection, ReceivingConnection):  # a slow question
             self._lend, self._unread = connection.lend, connection.unread
 
     def on_data(self, data: memoryview) -> None:
@@ -405,7 +413,7 @@ class _ClientPump(Pump):
         buffer = None
         if type(frame) is BufferResponse:
             if not frame.data_type.is_buffer:
-                buffer = self._event(frame)
+                buffer = event_buffer(bytes(frame.data), frame.data_type)
             else:
                 given = self.machine.allocate(frame.receiver, len(frame.data), frame.data_type)
                 if given is None or given is DISCARD:
@@ -416,13 +424,6 @@ class _ClientPump(Pump):
             self._tap.seen("received", self.link_in, frame)
         self.machine.on_frame(frame, buffer)
         return True
-
-    def _event(self, frame: BufferResponse) -> Buffer:
-        """Return the buffer of an event. A producer sends the same bytes on all its channels, one after the other."""
-        last = self._last_event
-        if last is None or last[0] is not frame.data or last[1].data_type is not frame.data_type:
-            last = self._last_event = frame.data, Buffer.unpooled(frame.data, frame.data_type)
-        return last[1]
 
     def _stall(self, view: memoryview) -> None:
         """Legacy mode: stop reading the whole connection while one channel has no buffer (head-of-line blocking)."""

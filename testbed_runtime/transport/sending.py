@@ -16,7 +16,7 @@ from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
-from testbed_runtime.ports.network import Connection
+from testbed_runtime.ports.network import Connection, FrameConnection
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
@@ -49,7 +49,7 @@ class Pump:
         self._interceptor = interceptor
         self._tap = tap
         self._connection: Connection | None = None
-        self._carry: Callable[[object, int, Callable[[], None] | None], None] | None = None
+        self._carrier: FrameConnection | None = None
         self._pulling: asyncio.Handle | None = None
         self._answering = False
         """Received frames are being handled; `_answer` pulls the frames that answer them."""
@@ -60,8 +60,7 @@ class Pump:
 
     def on_connected(self, connection: Connection) -> None:
         self._connection = connection
-        frames = connection.frames
-        self._carry = frames.send_frame if frames is not None else None
+        self._carrier = connection.frames
 
     def wake(self) -> None:
         """Schedule a pull in the next loop iteration (once for many calls), because there may be something to send."""
@@ -92,31 +91,58 @@ class Pump:
         connection = self._connection
         if connection is None or self._closed:
             return
-        intercepted = self._interceptor.active
-        if self._carry is None and not intercepted:
+        carrier = self._carrier
+        if self._interceptor.active:
+            self._pull_intercepted(connection)
+        elif carrier is None:
             self._pull_together(connection)
-            return
-        tap, following, version = self._tap, self._next, self._version
-        carry = None if intercepted else self._carry
+        elif connection.writable:
+            self._pull_frames(connection, carrier)
+
+    def _pull_intercepted(self, connection: Connection) -> None:
+        """Send frames one by one, each through the interceptor."""
         for _ in range(FRAMES_PER_PULL):
             if not connection.writable:
                 return
-            taken = following()
+            taken = self._next()
             if taken is None:
-                if self.machine.closing:
-                    self._drained()
+                self._drained()
                 return
+            if self._tap is not None:
+                self._tap.seen("sent", self.link_out, taken[0])
+            self._dispatch(connection, *taken)
+        self.wake()
+
+    def _pull_frames(self, connection: Connection, carrier: FrameConnection) -> None:
+        """Send whole frames. Those that fit into the connection's window leave together."""
+        tap, following, version = self._tap, self._next, self._version
+        left, room, frames, size = FRAMES_PER_PULL, carrier.room, list[tuple[Frame, int]](), 0
+        while left and (taken := following()) is not None:
+            left -= 1
             frame, buffer = taken
             if tap is not None:
                 tap.seen("sent", self.link_out, frame)
-            if carry is None:
-                self._dispatch(connection, frame, buffer)
-            elif buffer is None:
-                carry(frame, wire_size(frame, version), None)
-            else:
-                kept = self._kept(frame, buffer) if buffer.is_volatile else frame
-                carry(kept, wire_size(frame, version), buffer.recycle)
-        self.wake()
+            its_size = wire_size(frame, version)
+            if buffer is not None and buffer.is_volatile:
+                frame = self._kept(frame, buffer)
+            if size + its_size <= room:
+                frames.append((frame, its_size))
+                size += its_size
+                if buffer is not None:
+                    buffer.recycle()
+                continue
+            if frames:
+                carrier.send_frames(frames, size)
+            carrier.send_frame(frame, its_size, None if buffer is None else buffer.recycle)
+            if not connection.writable:
+                return
+            room, frames, size = carrier.room, [], 0
+        if frames:
+            carrier.send_frames(frames, size)
+        if left:
+            self._drained()
+        else:
+            self.wake()
 
     def _pull_together(self, connection: Connection) -> None:
         """Send one piece of what the state machine has, many frames with one system call."""
@@ -164,10 +190,10 @@ class Pump:
     def _forward(
         self, connection: Connection, frame: Frame, buffer: Buffer | None, on_sent: Callable[[], None] | None
     ) -> Callable[[], None]:
-        if self._carry is None:
+        if self._carrier is None:
             return partial(connection.send, encode(frame, self._version), on_sent)
         frame = self._kept(frame, buffer)
-        return partial(self._carry, frame, wire_size(frame, self._version), on_sent)
+        return partial(self._carrier.send_frame, frame, wire_size(frame, self._version), on_sent)
 
     @staticmethod
     def _kept(frame: Frame, buffer: Buffer | None) -> Frame:

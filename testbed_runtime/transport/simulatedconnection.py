@@ -152,6 +152,24 @@ class SimulatedConnection:
             if on_sent is not None:
                 on_sent()
 
+    @property
+    def room(self) -> int:
+        """Number of bytes that leave at once. 0 while something waits, and if sending keeps the thread busy: after each frame, then,
+        it may have to wait."""
+        if self._closing or self._out or self._eof_error is not None or self._fabric.send_cost is not None:
+            return 0
+        return WINDOW_BYTES - self._window
+
+    def send_frames(self, frames: Sequence[_Frame], size: int) -> None:
+        """Send frames that all fit into `room`."""
+        link = self._link
+        if link.profile.bandwidth_bytes_per_s or link.profile.jitter_s or link.free_at:
+            for frame in frames:
+                self._depart(frame, frame[1])
+            return
+        self._depart(frames[0], size)
+        self._under_way[-1][1].extend(frames[1:])
+
     def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
         self._out.append((data, size, on_sent))
         self._queued += size
@@ -307,19 +325,18 @@ class SimulatedConnection:
 
     def receive(self, arrived: list[_Payload]) -> None:
         """Receive what arrives at one instant at this end: bytes, frames, or the end of the stream (None or an error)."""
-        closing, something = self._closing or self.is_closed, False
-        for data in arrived:
-            if type(data) is tuple or type(data) is bytes:
-                if not closing:
-                    self._inbox.append(data)
-                    something = True
-                elif self._other is not None:
-                    self._other.acknowledged(data[1] if type(data) is tuple else len(data))
-            elif data is None or isinstance(data, Exception):
-                self._eof, self._eof_error = True, data
-                something = True
-        if something and self._reading_soon is None:
-            self._read_soon()
+        last = arrived[-1]
+        if last is None or isinstance(last, Exception):
+            self._eof, self._eof_error = True, last
+            arrived.pop()
+        data: list[bytes | _Frame] = arrived  # type: ignore[assignment]  # nothing else follows, nor precedes the end
+        if not (self._closing or self.is_closed):
+            self._inbox += data
+        elif self._other is not None:
+            self._other.acknowledged(sum([part[1] if type(part) is tuple else len(part) for part in data]))
+            if not self._eof:
+                return
+        self._read_soon()
 
     def _read_soon(self) -> None:
         if self._reading_soon is None and self._handler is not None and not self.is_closed:
@@ -342,8 +359,9 @@ class SimulatedConnection:
 
     def _read_frames(self, handler: ConnectionHandler) -> None:
         """Hand over all frames at once. The handler may pause reading and leave some."""
-        inbox: deque[_Frame] = self._inbox  # type: ignore[assignment]  # its peer sent frames
-        taken = handler.on_frames([frame for frame, _ in inbox])  # type: ignore[attr-defined]
+        inbox = self._inbox
+        frames = [data[0] for data in inbox if type(data) is tuple]
+        taken = handler.on_frames(frames)  # type: ignore[attr-defined]  # its peer sent frames
         if self._closing:  # the handler has closed the connection
             return
         size = 0

@@ -10,6 +10,7 @@ from testbed_runtime.core.exchange.barriers import ArrivedBarriers, event_of
 from testbed_runtime.core.exchange.events import encode_event
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.transport.pump import event_buffer
 from tests.core.exchange_model import barrier
 
 KIND = DataType.ALIGNED_CHECKPOINT_BARRIER
@@ -35,3 +36,11 @@ def test_a_buffer_that_cannot_be_decoded_is_refused_each_time():
     for _ in range(2):
         with pytest.raises(RemoteProtocolError, match="Incomplete event"):
             event_of(broken)
+
+
+def test_channels_of_all_connections_share_the_buffer_of_an_event():
+    """Producers send the same barrier on all their channels. The same bytes of another type are another event."""
+    first, second = (event_buffer(bytes(encode_event(barrier(1))), KIND) for _ in range(2))
+    assert first is second
+    assert event_buffer(bytes(encode_event(barrier(1))), DataType.EVENT_BUFFER) is not first
+    assert event_of(first) == barrier(1)

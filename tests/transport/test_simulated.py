@@ -10,6 +10,7 @@ import pytest
 
 from testbed_runtime.transport.links import LinkProfile
 from testbed_runtime.transport.simulated import SimulatedFabric
+from testbed_runtime.transport.simulatedconnection import WINDOW_BYTES
 from tests.transport.conformance import LIMIT_S, Pair, Watcher
 
 
@@ -268,5 +269,69 @@ def test_a_handler_may_close_the_connection_while_frames_are_handed_over() -> No
         await pair.server.until(lambda: bool(pair.server.closed))
         assert pair.server.received == b"firstsecond"
         assert raised == []
+
+    virtually(main)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [LinkProfile(), LinkProfile(bandwidth_bytes_per_s=1000.0), LinkProfile(jitter_s=0.01)],
+    ids=["latency", "bandwidth", "jitter"],
+)
+def test_frames_that_leave_together_arrive_as_if_each_left_alone(profile: LinkProfile) -> None:
+    """At the same times, in the same order, and they take the same room in the window until they are read."""
+    frames = [("first", 100), ("second", 20), ("third", 3)]
+
+    class Timed(Watcher):
+        def __init__(self) -> None:
+            super().__init__()
+            self.arrived: list[tuple[float, str]] = []
+
+        def on_frames(self, frames: list[str]) -> int:
+            self.arrived += [(asyncio.get_running_loop().time(), frame) for frame in frames]
+            self.changed.set()
+            return len(frames)
+
+    async def arrivals(*, together: bool) -> list[tuple[float, str]]:
+        pair = Pair(*map(SimulatedFabric(random.Random(1), profile).network, ("tm-0", "tm-1")))
+        pair.server = timed = Timed()
+        await pair.open()
+        connection = pair.client.connection
+        room = connection.room
+        if together:
+            connection.send_frames(frames, 123)
+        else:
+            for frame, size in frames:
+                connection.send_frame(frame, size)
+        assert connection.room == room - 123
+        await timed.until(lambda: len(timed.arrived) == len(frames))
+        await asyncio.sleep(0)
+        assert connection.room == room
+        return timed.arrived
+
+    async def main() -> None:
+        began = asyncio.get_running_loop().time()
+        alone, apart = await arrivals(together=False), asyncio.get_running_loop().time() - began
+        assert await arrivals(together=True) == [
+            (pytest.approx(time + apart, abs=1e-9), frame) for time, frame in alone
+        ]
+
+    virtually(main)
+
+
+def test_there_is_no_room_for_frames_together_while_one_waits_or_costs_time() -> None:
+    """They have to be sent one by one then: each may have to wait."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1))
+        pair = await opened(fabric)
+        connection = pair.client.connection
+        assert connection.room == WINDOW_BYTES
+        fabric.send_cost = lambda sender, receiver, frame: 0.0
+        assert connection.room == 0
+        fabric.send_cost = None
+        for _ in range(2):
+            connection.send_frame("large", WINDOW_BYTES)
+        assert connection.room == 0
 
     virtually(main)

@@ -228,7 +228,8 @@ class AlignedBarrierHandler(BarrierHandler):
         effects = self._begin(barrier, now) if barrier.checkpoint_id > self._current else []
         self._mark(channel, now)
         effects += self._receive(channel, barrier, now)
-        self._settle()
+        if self._all_received:
+            self._reset()
         return effects
 
     def on_trigger(self, channels: Iterable[int], barrier: CheckpointBarrier, now: float) -> list[Effect]:
@@ -259,7 +260,8 @@ class AlignedBarrierHandler(BarrierHandler):
         self._mark(channel, now)
         self._blocked.pop(channel, None)
         effects = self._end(channel, self._barrier, now)
-        self._settle()
+        if self._all_received:
+            self._reset()
         return effects
 
     def on_refused(self, checkpoint_id: int) -> list[Effect]:
@@ -300,7 +302,7 @@ class AlignedBarrierHandler(BarrierHandler):
     # ---- from one checkpoint to the next
 
     def _is_stale(self, checkpoint_id: int) -> bool:
-        return checkpoint_id < self._current or (checkpoint_id == self._current and not self.is_pending)
+        return checkpoint_id < self._current or (checkpoint_id == self._current and self._barrier is None)
 
     def _begin(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         """Start a newer checkpoint; it subsumes the pending one."""
@@ -312,10 +314,6 @@ class AlignedBarrierHandler(BarrierHandler):
         self._barrier = barrier
         self._target = self._open
         return effects
-
-    def _settle(self) -> None:
-        if self._all_received:
-            self._reset()
 
     def _abort(self, checkpoint_id: int, reason: str) -> list[Effect]:
         self._current = max(self._current, checkpoint_id)

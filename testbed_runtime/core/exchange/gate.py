@@ -10,7 +10,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
 from testbed_runtime.core.exchange.barriers import event_of
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
-from testbed_runtime.core.exchange.channel import RemoteInputChannel, Taken
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, Event, StopMode
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
@@ -180,7 +180,7 @@ class InputGate:
             channel = self.channels[index]
             if channel.is_released:
                 continue
-            run = channel.take_run(most) if isinstance(channel, RemoteInputChannel) else None
+            run = channel.take_run(most) if type(channel) is RemoteInputChannel else None
             if run is None:
                 taken = channel.take()
                 if taken is None:
@@ -188,8 +188,7 @@ class InputGate:
                 if taken.more_available:
                     self._enqueue(index, priority=taken.more_priority)
                 if not taken.buffer.data_type.is_buffer:
-                    self.received_bytes += taken.buffer.size
-                    return index, self._event(index, taken)
+                    return index, self._event(index, taken.buffer)
                 run = [taken.buffer], False
             elif run[1]:
                 self._enqueue(index, priority=False)
@@ -197,14 +196,15 @@ class InputGate:
                 self.received_bytes += len(buffer.view())
             return index, run[0]
 
-    def _event(self, index: int, taken: Taken) -> Event:
-        event = event_of(taken.buffer)
-        taken.buffer.recycle()
-        if isinstance(event, EndOfData):
+    def _event(self, index: int, buffer: Buffer) -> Event:
+        self.received_bytes += buffer.size
+        event = event_of(buffer)
+        buffer.recycle()
+        if type(event) is EndOfData:
             if not self._without_end_of_data.discard(index):
                 raise FlinkError("IllegalStateException", "")
             self.draining = self.draining and event.mode is StopMode.DRAIN
-        elif isinstance(event, EndOfPartition):
+        elif type(event) is EndOfPartition:
             self._unfinished.discard(index)
             self.finished = not self._unfinished
             self.channels[index].release()
