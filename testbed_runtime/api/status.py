@@ -348,7 +348,7 @@ class StudyRow(Model, frozen=True):
     best: bool
     """Whether it is the recommended row."""
     objectives: Mapping[str, str] = {}
-    """What was measured, by objective. `(min)`: less is better."""
+    """The measured values, by objective. `(min)`: less is better."""
     runs: tuple[str, ...] = ()
     """The names of its ScenarioRuns."""
     reason: str = ""
