@@ -264,7 +264,7 @@ def savings(recovery: Recovery) -> Iterator[str]:
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
         lasted = sum(s.seconds for s in shorter)
         if lasted - saved >= NOTABLE_SAVING_S and lasted >= SMALL_SHARE * recovery.total_s:
-            following = next(s.next for s in shorter if s.slack_ns >= 0)
+            following = max((s for s in shorter if s.slack_ns >= 0), key=_needed_ns).next
             most = (
                 f" at most {quantities.seconds(saved)}, then the job"
                 if saved >= NOTABLE_S
@@ -273,10 +273,16 @@ def savings(recovery: Recovery) -> Iterator[str]:
             yield f"{owner}: a lower value saves{most} waits for {following}"
 
 
+def _needed_ns(segment: Segment) -> int:
+    """Return how much of a wait a lower value of its option does not save."""
+    return segment.end_ns - segment.start_ns - segment.slack_ns
+
+
 def _same_loss(before: Segment, after: Segment) -> bool:
-    """Return whether two components waited for the same peer or resource, and the second one gave it up after the first."""
-    same = (before.kind, before.what, before.end_ns) == (after.kind, after.what, after.start_ns)
-    return same and before.who != after.who
+    """Return whether the second wait ended with the loss that ended the first one: two components waited for the same
+    peer, or one process waited for two components of another."""
+    adjacent = (before.kind, before.end_ns) == (after.kind, after.start_ns)
+    return adjacent and not {before.who, before.what}.isdisjoint((after.who, after.what))
 
 
 def _avoided(early: Sequence[Segment]) -> str:

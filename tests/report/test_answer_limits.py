@@ -328,3 +328,29 @@ def test_two_components_that_give_up_the_same_taskmanager_are_one_failover():
     second = replace(first, who="JobMaster", start_ns=first.end_ns, end_ns=first.end_ns + 1_000_000)
     (said,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(first, second)),)))
     assert said.endswith("would have avoided this failover")
+
+
+@pytest.mark.parametrize(
+    ("who", "what", "said"),
+    [
+        ("tm-0-1", "JobMaster", "would have avoided this failover"),
+        ("JobMaster", "tm-1-1", "would have avoided these 2 failovers"),
+    ],
+)
+def test_a_taskmanager_that_gives_up_both_components_is_one_failover(who: str, what: str, said: str):
+    """It misses the ResourceManager's heartbeats, and a millisecond later the JobMaster's. Another TaskManager is another failover."""
+    (known,) = killed("main-1").recoveries
+    first = replace(expired("heartbeat", 5.15, 9.0), who="tm-0-1", what="ResourceManager")
+    second = replace(first, who=who, what=what, start_ns=first.end_ns, end_ns=first.end_ns + 1_000_000)
+    (line,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(first, second)),)))
+    assert line.endswith(said)
+
+
+def test_a_saving_names_what_keeps_most_of_the_seconds():
+    """If an option has several waits, the limit of the first one may matter least."""
+    (known,) = killed("main-1").recoveries
+    delays = [("restart-delay", seconds, "restart-strategy.fixed-delay.delay = 1 s", "fired") for seconds in (0.5, 4.0)]  # fmt: skip
+    short, long = segments(0.0, *delays)
+    parts = replace(short, slack_ns=0, next="a slow store"), replace(long, slack_ns=10**9, next="a cut")
+    (line,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=parts),)))
+    assert line.endswith("saves at most 1.00 s, then the job waits for a cut")
