@@ -78,6 +78,7 @@ _BESIDE = frozenset({
 """The steps that a restart needs, all of them. Detections are not included: the first of several is enough."""
 _OF_SLOTS = frozenset({*_STARTING, "registration"})
 """The steps of a TaskManager until it is registered. A job with spare slots does not need it."""
+_AFTER_SLOTS = _MUST_SUCCEED - {"slot"}
 
 
 @cache
@@ -575,7 +576,8 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
         return None
     end = max(w.end_ns for w in waits)
     together = [w for w in waits if w.end_ns >= end - TIE_NS]
-    together = [w for w in together if not any(_has_overtaken(o, w) for o in together)]
+    begun = min((w.start_ns for w in together if w.kind in _AFTER_SLOTS), default=end)
+    together = [w for w in together if not _was_overtaken(w, begun)]
     first = min(w.start_ns for w in together)
     longest = [w for w in together if w.start_ns <= first + TIE_NS]
     by_option = [w for w in longest if is_of_option(w)]
@@ -583,10 +585,10 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
     return min(longest, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
 
 
-def _has_overtaken(later: Wait, coming: Wait) -> bool:
-    """Whether a step after the allocation of slots began before a TaskManager was there, so that it did not wait for that TaskManager."""
-    after_slots = later.kind in _MUST_SUCCEED and later.kind != "slot"
-    return after_slots and coming.kind in _OF_SLOTS and later.start_ns < coming.end_ns - TIE_NS
+def _was_overtaken(coming: Wait, begun_ns: int) -> bool:
+    """Whether a step after the allocation of slots began before a TaskManager was there, so that it did not wait for that TaskManager.
+    `begun_ns`: when the first such step began."""
+    return coming.kind in _OF_SLOTS and begun_ns < coming.end_ns - TIE_NS
 
 
 def lateness_ns(wait: Wait) -> int:

@@ -92,7 +92,6 @@ class _ServerPump(Pump):
         """Whether the last received frames added or removed requests."""
         self._decoder = ServerDecoder(owner.version)
         self.machine = PartitionRequestServer(owner.manager, self.wake, credit_based=owner.credit_based)
-        self._next = self.machine.next_frame
 
     def on_connected(self, connection: Connection) -> None:
         super().on_connected(connection)
@@ -321,7 +320,6 @@ class _ClientPump(Pump):
             credit_based=owner.credit_based,
             resume=self._resume,
         )
-        self._next = self._message
         self._decoder = ClientDecoder(owner.version, self.machine.allocate)
 
     def on_connected(self, connection: Connection) -> None:
@@ -448,20 +446,16 @@ class _ClientPump(Pump):
         self.machine.on_closed(error)
         self.abort()
 
-    def _message(self) -> tuple[ClientFrame, Buffer | None] | None:
-        frame = self.machine.next_frame()
-        return None if frame is None else (frame, None)
-
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames: without buffers, and small."""
         del most_bytes, buffers
         for taken in range(most):
-            frame = self.machine.next_frame()
-            if frame is None:
+            one = self.machine.next_frame()
+            if one is None:
                 return taken
             if self._tap is not None:
-                self._tap.seen("sent", self.link_out, frame)
-            parts += encode(frame, self._version)
+                self._tap.seen("sent", self.link_out, one[0])
+            parts += encode(one[0], self._version)
         return most
 
     def on_closed(self, error: Exception | None) -> None:

@@ -35,13 +35,14 @@ class Machine(Protocol):
     def has_more(self) -> bool:
         """Whether the state machine may have a frame to send."""
 
+    def next_frame(self) -> tuple[Frame, Buffer | None] | None:
+        """Return the next frame and its buffer, or None."""
+
 
 class Pump:
     """The part shared by both ends: sends frames through tap and interceptor while the connection is writable."""
 
     machine: Machine
-    _next: Callable[[], tuple[Frame, Buffer | None] | None]
-    """Returns the next frame of the state machine and its buffer, or None."""
 
     def __init__(self, version: WireVersion, interceptor: FrameInterceptor, tap: FrameTap | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -104,7 +105,7 @@ class Pump:
         for _ in range(FRAMES_PER_PULL):
             if not connection.writable:
                 return
-            taken = self._next()
+            taken = self.machine.next_frame()
             if taken is None:
                 self._drained()
                 return
@@ -115,7 +116,7 @@ class Pump:
 
     def _pull_frames(self, connection: Connection, carrier: FrameConnection) -> None:
         """Send whole frames. Those that fit into the connection's window leave together."""
-        tap, following, version = self._tap, self._next, self._version
+        tap, following, version = self._tap, self.machine.next_frame, self._version
         left, room, frames, size = FRAMES_PER_PULL, carrier.room, list[tuple[Frame, int]](), 0
         while left and (taken := following()) is not None:
             left -= 1

@@ -160,8 +160,8 @@ class Consumer:
     def sent(self) -> list[ClientFrame]:
         """Everything that goes out now."""
         frames = []
-        while (frame := self.client.next_frame()) is not None:
-            frames.append(frame)
+        while (taken := self.client.next_frame()) is not None:
+            frames.append(taken[0])
         return frames
 
 
@@ -217,10 +217,10 @@ class Exchange(Consumer):
 
     def client_step(self) -> bool:
         """One frame leaves the consumer."""
-        frame = self.client.next_frame()
-        if frame is None:
+        taken = self.client.next_frame()
+        if taken is None:
             return False
-        self.to_server.append(frame)
+        self.to_server.append(taken[0])
         return True
 
     def arrive_at_client(self) -> bool:

@@ -345,7 +345,7 @@ class RemoteInputChannel(InputChannelBase):
             more_priority = bool(self._priority)
             return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
         buffer, sequence = self._queue.pop(0)
-        if not buffer.is_buffer:
+        if not buffer.data_type.is_buffer:
             self._barriers.take(sequence)
         return Taken(buffer, bool(self._queue), False, sequence)
 
@@ -387,8 +387,10 @@ class RemoteInputChannel(InputChannelBase):
 
     def resume_consumption(self) -> None:
         """Let the producer continue after a blocking event."""
-        self.check_open()
-        client = self._require_client()
+        client = self._client
+        if client is None or self.is_released or self.error is not None:
+            self.check_open()
+            client = self._require_client()
         manager = self.buffers or self._manager
         if manager.initial_credit == 0:
             manager.drop_unannounced()

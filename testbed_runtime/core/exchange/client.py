@@ -111,17 +111,16 @@ class PartitionRequestClient:
             self._pending.append((None, channel))
             self._wake()
 
-    def next_frame(self) -> ClientFrame | None:
-        """Return the next message, or None."""
+    def next_frame(self) -> tuple[ClientFrame, None] | None:
+        """Return the next message, which has no buffer, or None."""
         while self._pending:
             frame, channel = self._pending.popleft()
             if channel is not None and channel.is_released:
                 continue
-            if frame is not None or channel is None:
-                return frame
-            credit = channel.take_unannounced_credit()
-            if credit > 0:
-                return AddCredit(credit, channel.receiver)
+            if frame is not None:
+                return frame, None
+            if channel is not None and (credit := channel.take_unannounced_credit()) > 0:
+                return AddCredit(credit, channel.receiver), None
         return None
 
     # ---- in ------------------------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ class PartitionRequestClient:
                 if buffer is not None:
                     buffer.recycle()
                 self.send(CancelPartitionRequest(frame.receiver))
-            elif buffer is not None and len(buffer.view()) and not frame.partials:
+            elif buffer is not None and len(frame.data) and not frame.partials:
                 buffer.data_type = frame.data_type
                 buffer.compressed = frame.compressed
                 channel.on_buffer(buffer, frame.sequence_number, frame.backlog)

@@ -177,7 +177,7 @@ class PartitionRequestServer:
                 if not reader.registered:
                     self._enqueue(reader)
             elif type(frame) is ResumeConsumption:
-                reader = self._reader(frame.receiver)
+                reader = self._readers.get(frame.receiver) or self._reader(frame.receiver)
                 reader.resume_consumption()
                 self._enqueue(reader)
             else:
