@@ -40,13 +40,13 @@ def test_the_text_on_the_colour_of_each_kind_can_be_read(kind: str, scheme: str)
 
 def test_the_legend_has_each_colour_once_with_all_its_kinds():
     """Two entries of the same colour would not say which is which."""
-    found = list(colours.grouped(["slot", "fencing", "heartbeat", UNATTRIBUTED, "start"]))
+    found = list(colours.legend(["slot", "fencing", "heartbeat", UNATTRIBUTED, "start"]))
     assert [(name, [kind for kind, _ in kinds]) for name, kinds in found] == [
         ("detect", ["heartbeat"]),
         ("slots", ["fencing", "slot"]),
         ("resource", ["start"]),
         (UNATTRIBUTED, [UNATTRIBUTED]),
     ]
-    names = [name for name, _ in colours.grouped(KINDS)]
+    names = [name for name, _ in colours.legend(KINDS)]
     assert len(names) == len(set(names))
     assert dict(found)["slots"][0] == ("fencing", KINDS["fencing"].doc)
