@@ -88,7 +88,10 @@ def _put(path: Path, temporary: str, data: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data, temporary=temporary)
-        except FileNotFoundError:  # a delete has removed the empty folder
+        except (
+            FileNotFoundError,
+            FileExistsError,
+        ):  # a delete has removed the empty folder: `mkdir` may have met it just before
             if last:
                 raise
         else:

@@ -1,6 +1,7 @@
 """All three BlobStores: whole objects, atomic, sorted."""
 
 import asyncio
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -142,6 +143,33 @@ async def test_puts_and_lists_beside_deletes_that_remove_the_folder_succeed(tmp_
 
     await asyncio.gather(*(put_and_delete(name) for name in "abcd"))
     assert await store.list("") == [f"checkpoints/1/{name}" for name in "abcd"]
+
+
+async def test_a_put_whose_folder_is_removed_while_it_is_looked_at_succeeds(tmp_path, monkeypatch):
+    """`Path.mkdir` asks whether what exists is a folder after the delete has removed it, and raises FileExistsError."""
+    store, folder, looked = FolderBlobStore(tmp_path), tmp_path / "checkpoints" / "1", []
+    folder.mkdir(parents=True)
+    is_dir = Path.is_dir
+
+    def removed_first(path, **settings):
+        if path == folder and not looked:
+            looked.append(path)
+            folder.rmdir()
+        return is_dir(path, **settings)
+
+    monkeypatch.setattr(Path, "is_dir", removed_first)
+    await store.put("checkpoints/1/a", b"x")
+    assert looked == [folder]
+    assert await store.list("") == ["checkpoints/1/a"]
+
+
+async def test_a_put_below_an_object_is_refused(tmp_path):
+    """An object is no folder, however often the put is repeated."""
+    store = FolderBlobStore(tmp_path)
+    await store.put("a", b"1")
+    with pytest.raises(OSError, match="a"):
+        await store.put("a/b", b"2")
+    assert await store.list("") == ["a"]
 
 
 async def test_an_older_job_manager_can_not_replace_what_a_newer_one_wrote(served):
