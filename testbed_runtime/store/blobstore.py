@@ -91,7 +91,7 @@ def _put(path: Path, temporary: str, data: bytes) -> None:
         except (
             FileNotFoundError,
             FileExistsError,
-        ):  # a delete has removed the empty folder: `mkdir` may have met it just before
+        ):  # a delete has just removed it
             if last:
                 raise
         else:
