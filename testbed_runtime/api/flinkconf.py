@@ -239,7 +239,8 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
             before = len(collected.errors)
             judge_key(key, value, version=version, path=PATH, written=written, collected=collected)
             if len(collected.errors) == before and canonical != STATE_RECOVERY:
-                usable[key] = value if BY_KEY[canonical].in_millis(version) else options.shown(canonical)
+                in_millis = BY_KEY[canonical].in_millis(version)
+                usable[key] = options.text(canonical) if in_millis else options.shown(canonical)
     together = Options(usable, flink_version=version)
     contradictions = tuple(judge_together(together, PATH))
     if not contradictions:

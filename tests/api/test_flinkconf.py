@@ -296,6 +296,18 @@ def test_valid_options_get_a_unit_if_flink_reads_one_and_keep_the_name_of_their_
     assert not any("hidden" in text for text in found.warnings)
 
 
+def test_of_two_names_of_an_option_only_the_value_that_counts_is_usable():
+    """The other name is an error. This option is read in whole milliseconds."""
+    found = judged(
+        **{
+            "taskmanager.net.request-backoff.max": "20000",
+            "taskmanager.network.request-backoff.max": "10000",
+        }
+    )
+    assert len(found.errors) == 1
+    assert set(found.usable.values()) == {"10000"}
+
+
 def test_a_value_that_only_flink_knows_is_left_out_with_a_warning():
     """ZooKeeper is no mistake in Flink."""
     found = judged(**{"high-availability.type": "zookeeper", "heartbeat.timeout": "50 s"})
