@@ -330,8 +330,9 @@ def test_there_is_no_room_for_frames_together_while_one_waits_or_costs_time() ->
         fabric.send_cost = lambda sender, receiver, frame: 0.0
         assert connection.room == 0
         fabric.send_cost = None
-        for _ in range(2):
-            connection.send_frame("large", WINDOW_BYTES)
+        connection.send_frame("large", WINDOW_BYTES - 1)
+        assert connection.room == 1
+        connection.send_frame("waits", 2)
         assert connection.room == 0
 
     virtually(main)

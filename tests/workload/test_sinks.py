@@ -1,11 +1,15 @@
 """Sinks: what they saw is what they say, and nothing is lost between two checkpoints."""
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed_runtime.core.job.jobgraph import SinkConfig, SourceConfig
+from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.latency import LatencyHistogram
-from testbed_runtime.workload.records import stamp_path
+from testbed_runtime.workload.records import MIN_RECORD_BYTES, SMALL_RECORD_BYTES, stamp_path
 from testbed_runtime.workload.sinks import FEW_RECORDS, make_sink
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 from testbed_runtime.workload.sources import GeneratedSource, WordSource
@@ -18,11 +22,11 @@ def ledger():
     return make_sink(SinkConfig(), CONTEXT, 1)
 
 
-def batch(first, count, subtask=0):
+def batch(first, count, subtask=0, record_bytes=100):
     """Records of a source subtask."""
-    return GeneratedSource(SourceConfig(), vertex=0, subtask=subtask, parallelism=2, seed=3, t0_ns=0).records(
-        first, count
-    )
+    config = SourceConfig(record_bytes=record_bytes)
+    source = GeneratedSource(config, vertex=0, subtask=subtask, parallelism=2, seed=3, t0_ns=0)
+    return source.records(first, count)
 
 
 def numbers(commit, source="source-0"):
@@ -167,3 +171,26 @@ def test_single_records_are_noted_like_a_batch():
     assert commit == together.flush()
     assert numbers(commit) == [0, 1, 2, 3, 4]
     assert wrong(commit) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "record_bytes", [MIN_RECORD_BYTES, MIN_RECORD_BYTES + 1, MIN_RECORD_BYTES + 9, SMALL_RECORD_BYTES]
+)
+@given(
+    order=st.lists(st.integers(0, 9), min_size=FEW_RECORDS + 1, max_size=12),
+    damaged=st.sets(st.integers(0, 11), max_size=3),
+    together=st.integers(1, FEW_RECORDS),
+)
+def test_a_few_records_are_noted_like_many(record_bytes, order, damaged, together):
+    """In any order, repeated or damaged, around the border between two chunks of numbers: only with many is numpy used."""
+    arrived = batch(CHUNK_RECORDS - 5, 10, record_bytes=record_bytes)[order]
+    for position in damaged & set(range(len(order))):
+        arrived["due_ns"][position] += 1
+    few, many = ledger(), ledger()
+    for position in range(0, len(arrived), together):
+        few.write(arrived[position : position + together], 1)
+    many.write(arrived, 1)
+    assert few.uncut == many.uncut
+    found, expected = few.flush(), many.flush()
+    assert (numbers(found), found.weight) == (numbers(expected), expected.weight)
+    assert wrong(found) == wrong(expected)
