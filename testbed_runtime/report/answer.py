@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.comparison import SEED, with_interval
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
@@ -32,6 +33,7 @@ from testbed_runtime.core.judgement.recovery import (
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import mean_interval
 from testbed_runtime.core.judgement.verdict import variant_of
+from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
 
 PRICES_SHOWN = 4
 """Maximum owners of seconds in one line. The others are summed up."""
@@ -279,10 +281,17 @@ def _needed_ns(segment: Segment) -> int:
 
 
 def _same_loss(before: Segment, after: Segment) -> bool:
-    """Return whether the second wait ended with the loss that ended the first one: two components waited for the same
-    peer, or one process waited for two components of another."""
+    """Return whether another wait ended with the loss that ended the first one: two components waited for the same peer, or
+    the waits are between the same two processes."""
     adjacent = (before.kind, before.end_ns) == (after.kind, after.start_ns)
-    return adjacent and not {before.who, before.what}.isdisjoint((after.who, after.what))
+    if not adjacent or (before.who, before.what) == (after.who, after.what):
+        return False
+    return before.what == after.what or _processes(before) == _processes(after)
+
+
+def _processes(segment: Segment) -> set[str]:
+    """Return both ends of a wait. The JobMaster and the ResourceManager are one process."""
+    return {JOBMANAGER if end in (JOBMASTER_NAME, RM_NAME) else end for end in (segment.who, segment.what)}
 
 
 def _avoided(early: Sequence[Segment]) -> str:

@@ -331,19 +331,26 @@ def test_two_components_that_give_up_the_same_taskmanager_are_one_failover():
 
 
 @pytest.mark.parametrize(
-    ("who", "what", "said"),
+    ("first", "second", "said"),
     [
-        ("tm-0-1", "JobMaster", "would have avoided this failover"),
-        ("JobMaster", "tm-1-1", "would have avoided these 2 failovers"),
+        (("tm-0-1", "ResourceManager"), ("tm-0-1", "JobMaster"), "this failover"),
+        (("JobMaster", "tm-0-1"), ("tm-0-1", "ResourceManager"), "this failover"),
+        (("tm-0-1", "ResourceManager"), ("JobMaster", "tm-1-1"), "these 2 failovers"),
+        (("JobMaster", "tm-0-1"), ("JobMaster", "tm-1-1"), "these 2 failovers"),
+        (("tm-0-1", "JobMaster"), ("tm-0-1", "JobMaster"), "these 2 failovers"),
     ],
 )
-def test_a_taskmanager_that_gives_up_both_components_is_one_failover(who: str, what: str, said: str):
-    """It misses the ResourceManager's heartbeats, and a millisecond later the JobMaster's. Another TaskManager is another failover."""
+def test_a_taskmanager_that_is_lost_is_one_failover_whoever_notices_it(
+    first: tuple[str, str], second: tuple[str, str], said: str
+):
+    """It misses the ResourceManager's heartbeats, and a millisecond later the JobMaster's. Another TaskManager, or a second loss, is
+    another failover."""
     (known,) = killed("main-1").recoveries
-    first = replace(expired("heartbeat", 5.15, 9.0), who="tm-0-1", what="ResourceManager")
-    second = replace(first, who=who, what=what, start_ns=first.end_ns, end_ns=first.end_ns + 1_000_000)
-    (line,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(first, second)),)))
-    assert line.endswith(said)
+    before = replace(expired("heartbeat", 5.15, 9.0), who=first[0], what=first[1])
+    start, end = before.end_ns, before.end_ns + 1_000_000
+    after = replace(before, who=second[0], what=second[1], start_ns=start, end_ns=end)
+    (line,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(before, after)),)))
+    assert line.endswith(f"would have avoided {said}")
 
 
 def test_a_saving_names_what_keeps_most_of_the_seconds():
