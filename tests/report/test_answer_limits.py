@@ -340,7 +340,7 @@ def test_two_components_that_give_up_the_same_taskmanager_are_one_failover():
         (("tm-0-1", "JobMaster"), ("tm-0-1", "JobMaster"), "these 2 failovers"),
     ],
 )
-def test_a_taskmanager_that_is_lost_is_one_failover_whoever_notices_it(
+def test_the_loss_of_a_taskmanager_is_one_failover_for_both_sides(
     first: tuple[str, str], second: tuple[str, str], said: str
 ):
     """It misses the ResourceManager's heartbeats, and a millisecond later the JobMaster's. Another TaskManager, or a second loss, is
