@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from testbed_runtime.api import models
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
+from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.vocabulary import Kind
 from testbed_runtime.core.judgement.expectations import NEEDS_BOUND
@@ -31,21 +32,13 @@ for _name, _model in models.FAULT_MODELS.items():
     if len(_model.model_fields) > 1:
         _UNIONS[_model] = (f"kind of {FAMILIES[_name].title} of ", ())
 
-_MEASURED = (
-    "scenarios",
-    "variants",
-    "options",
-    "objectives",
-    "require",
-    "trials",
-    "references",
-    "surroundings",
-)
-"""Fields of a TuningStudy that decide what its runs are, and how they are compared."""
+_CHANGEABLE = ("budget", "apply", "suspend")
+"""Fields of a TuningStudy that decide neither what its runs are nor how they are compared."""
 
 
-def _same(field: str) -> str:
-    before, after = f"oldSelf.spec.{field}", f"self.spec.{field}"
+def _same(path: str) -> str:
+    """Return the rule that a field of an object keeps its value, or stays without one."""
+    before, after = f"oldSelf.{path}", f"self.{path}"
     return f"has({after}) == has({before}) && (!has({after}) || {after} == {before})"
 
 
@@ -71,7 +64,7 @@ _OTHERS: dict[str, tuple[Rule, ...]] = {
         ),
         *(
             {
-                "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+                "rule": _same(field),
                 "message": f"{field} of a run does not change, only suspend and ttlSecondsAfterFinished do: create another ScenarioRun",
             }
             for field in ("variants", "evaluation")
@@ -101,8 +94,10 @@ _ROOTS: dict[str, tuple[Rule, ...]] = {
     ),
     "TuningStudy": (
         {
-            "rule": "!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase == 'Rejected' || ("
-            + " && ".join(_same(field) for field in _MEASURED)
+            "rule": "!has(oldSelf.status) || !has(oldSelf.status.startedAt) || ("
+            + " && ".join(
+                _same(f"spec.{field}") for field in TuningStudySpec.model_fields if field not in _CHANGEABLE
+            )
             + ")",
             "message": "of a study that has begun, only budget, apply and suspend change, because its rows must be measured alike: delete it,"
             " and create it again",

@@ -173,8 +173,11 @@ def test_a_study_that_has_begun_changes_only_what_does_not_touch_its_rows(ready:
     study["metadata"]["name"] = "begun"
     study["spec"]["suspend"] = True
     assert api.ask(study, dry=False)[0]
-    begun = ("tune/begun", "--subresource=status", "--type=merge", "-p", '{"status": {"phase": "Complete"}}')
-    ready.kubectl("-n", api.namespace, "patch", *begun)
+    ways = "tune/begun", "--subresource=status", "--type=merge", "-p"
+    ready.kubectl("-n", api.namespace, "patch", *ways, '{"status": {"phase": "Suspended"}}')
+    assert api.change(study, lambda o: o["spec"].update(trials=2)) == (True, ""), "it has not begun"
+    started = '{"status": {"phase": "Complete", "startedAt": "2026-01-01T00:00:00Z"}}'
+    ready.kubectl("-n", api.namespace, "patch", *ways, started)
     for wanted in ({"trials": 7}, {"references": ["Current"]}, {"variants": ["short"]}):
         accepted, message = api.change(study, lambda o, w=wanted: o["spec"].update(w))
         assert not accepted, wanted
