@@ -256,7 +256,13 @@ class ClientRun:
             if event.type == "DELETED":
                 break
             existed, listed = True, event.type == "LISTED"
-            status = read(ScenarioRunStatus, event.object.get("status"))
+            try:
+                status = read(ScenarioRunStatus, event.object.get("status"))
+            except ValueError as error:
+                raise HeadgateError(
+                    f"ScenarioRun {name}: its status is of another version of Headgate: {error}. The run continues; "
+                    "use the version that is installed in the cluster"
+                ) from None
             if event.object.get("status"):
                 notice.cancel()
                 self._limit(limit, obstacle(status))

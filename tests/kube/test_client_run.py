@@ -150,3 +150,12 @@ def test_a_run_that_cannot_start_is_given_up_with_the_reason(
         return
     assert "late-1 cannot start: violates PodSecurity; label it. The run stays" in ended
     assert "kubectl -n lab delete scenariorun late-1" in ended
+
+
+async def test_a_status_of_another_version_is_an_error_that_says_what_to_do() -> None:
+    """The operator in the cluster may be older or newer than the command."""
+    other = {"phase": "Running", "trials": ["main-1"]}
+    with pytest.raises(
+        HeadgateError, match=r"late-1: its status is of another version .*trials\[0\].*; use the version"
+    ):
+        await client(Stalling(other)).follow("late-1")
