@@ -213,7 +213,7 @@ def print_verdict(name: str, result: RunResult) -> None:
     if verdict["verdict"] == "Inconclusive":
         reasons = [i["reason"] for i in verdict["expectations"] if i["verdict"] == "Inconclusive"]
         for fix in filter(None, dict.fromkeys(map(fix_of, reasons))):
-            typer.echo(f"  to decide it: {fix}")
+            typer.echo(f"  what to do: {fix}")
     for item in verdict["expectations"]:
         if item.get("note") and item["quantile"] is not None and not item["trial"]:
             typer.echo(f"  {item['variant']}: {item['text']}: {item['note']}")

@@ -85,7 +85,7 @@ def test_the_terminal_says_what_to_do_if_nothing_is_decided(capsys, tmp_path: Pa
         tmp_path, {"verdict": verdict, "summary": "s", "expectations": items}, tmp_path / "r.html"
     )
     print_verdict("name", result)
-    assert capsys.readouterr().out.count("\n  to decide it: Raise `observation`.") == lines
+    assert capsys.readouterr().out.count("\n  what to do: Raise `observation`.") == lines
 
 
 def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains():
