@@ -67,7 +67,7 @@ def hits_of(
             found.append(Hit(fault, _connected(own, shape)))
         elif fault.on_data_alone and (cut := cut_off(trial, fault)):
             ends = {JOBMANAGER, *_names(fault)}
-            moved = [f.begun_ns for f in ordered if not (f.on_data_alone or ends.isdisjoint(_names(f)))]
+            moved = [f.begun_ns for f in ordered if f.moves_tasks and not ends.isdisjoint(_names(f))]
             until_ns = min([(fault.ended_ns or INT64_MAX) - fault.sent_again_ns, *moved])
             found.append(Hit(fault, _connected(set(map(vertex_of, cut)), shape), until_ns))
     return found

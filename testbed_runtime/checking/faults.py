@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Entry, data, events, windows
+from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import PLANES
 from testbed_runtime.core.faults.vocabulary import Hides
@@ -69,6 +70,12 @@ class FaultEffect(Struct, frozen=True):
     def on_data_alone(self) -> bool:
         """Whether the fault acts on the exchange of data, and on no message of the control plane."""
         return self.group == "frames" or (self.group == "network" and self.plane == PLANES[0])
+
+    @property
+    def moves_tasks(self) -> bool:
+        """Whether the fault can make the job move its tasks to other TaskManagers."""
+        known = self.group in FAMILIES and FAMILIES[self.group].moves_tasks
+        return known and not self.on_data_alone
 
     @property
     def begun_ns(self) -> int:

@@ -273,6 +273,9 @@ def test_the_parts_of_a_job_that_a_fault_stops(history: Any):
         (10, ("jobmanager.kill", "jobmanager", "data"), 7),
         (10, ("network.partition", "tm-1->tm-0", "rpc"), 7),
         (10, ("network.latency", "tm-0", "data"), 9),  # it moves no task
+        (10, ("frames.drop", "tm-0", "data"), 9),
+        (10, ("store.slow", "tm-0", "data"), 9),
+        (10, ("registration.delay", "tm-0", "data"), 9),
         (10, ("process.kill", "tm-2", "data"), 9),
         (10, ("network.partition", "*->tm-2", "rpc"), 9),
     ],

@@ -42,12 +42,14 @@ FAMILIES: Mapping[str, Family] = {
             "Acts on frames of Flink's exchange, by class.",
             links=True,
             exchange=True,
+            moves_tasks=False,
         ),
         Family(
             "registration",
             "registration fault",
             "Acts on partitions that a producer registers.",
             exchange=True,
+            moves_tasks=False,
         ),
         Family(
             "heartbeats", "heartbeat fault", "Acts on heartbeats between the JobManager and TaskManagers."
@@ -56,7 +58,9 @@ FAMILIES: Mapping[str, Family] = {
         Family("process", "process fault", "Acts on TaskManager processes.", target="taskManagers"),
         Family("pod", "pod fault", "Acts on pods, so only in a cluster.", target="any"),
         Family("jobmanager", "JobManager fault", "Acts on the JobManager process.", jobmanager_only=True),
-        Family("store", "store fault", "Acts on the checkpoint store, as the targets see it."),
+        Family(
+            "store", "store fault", "Acts on the checkpoint store, as the targets see it.", moves_tasks=False
+        ),
     )
 }
 

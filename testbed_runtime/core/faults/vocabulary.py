@@ -97,6 +97,8 @@ class Family(Struct, frozen=True):
     """Whether the kinds act on links, so that `target.peers` has a meaning."""
     exchange: bool = False
     """Whether the kinds act on the exchange between TaskManagers, in which the JobManager has no part."""
+    moves_tasks: bool = True
+    """Whether the kinds can end a TaskManager or hide it from the JobManager, so that its tasks move to other ones."""
     jobmanager_only: bool = False
     """Whether the target is always the JobManager, so that documents do not write it."""
     target: str = ""
