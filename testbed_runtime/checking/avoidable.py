@@ -63,7 +63,7 @@ def with_enough(
 
     def in_pause(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
-        return shows.with_expired(segment) if caused else segment
+        return shows.with_expired(segment, rounds[0].start_ns) if caused else segment
 
     found = each_segment(each_segment(rounds, longer), in_pause)
     segments = [s for r in found for s in r.segments]
@@ -134,15 +134,17 @@ class _Ends:
             came = min(came, wait.start_ns + own + TIE_NS)
         return came - wait.start_ns if came > wait.end_ns else None
 
-    def with_expired(self, segment: Segment) -> Segment:
+    def with_expired(self, segment: Segment, since_ns: int) -> Segment:
         """Return a pause of the JobManager together with the only limit that expired during it, and the value that this limit would have
-        needed. TaskManagers miss the JobMaster's heartbeats, and the JobManager cannot renew its lease."""
+        needed. TaskManagers miss the JobMaster's heartbeats, and the JobManager cannot renew its lease. `since_ns`: when the recovery began."""
         pause = next(
             (e for e in self.effects if (e.fault, e.kind) == (segment.fault, _JOBMANAGER_PAUSE)), None
         )
         back = None if pause is None else self._ended_by_itself(pause)
         if pause is None or back is None or not segment.start_ns < back <= segment.end_ns + TIE_NS:
             return segment
+        if any(e.kind in LOSSES and since_ns <= e.begun_ns <= back for e in self.effects):
+            return segment  # the loss of a TaskManager restarts the job anyway
         expired = [
             w
             for w in self.waits

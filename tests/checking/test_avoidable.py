@@ -249,12 +249,16 @@ RENEWED = wait("lease", LEASE, (9, 18), who="jobmanager", what="")
         ([MISSED], {"span": (10, 17.98)}, (HEARTBEAT, 8.5)),
         ([MISSED], {"span": (10, 17.97)}, None),  # the pause goes on
         ([MISSED], {"span": (18, 18.05)}, None),  # the pause is over
+        ([MISSED], {"lost": 9.9}, (HEARTBEAT, 8.5)),  # the job has recovered from that
+        ([MISSED], {"lost": 10}, None),  # it has to restart anyway
+        ([MISSED], {"lost": 18}, None),
+        ([MISSED], {"lost": 18.1}, (HEARTBEAT, 8.5)),
     ],
 )  # fmt: skip
 def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
     waits: list[Wait], more: dict[str, Any], expected: tuple[str, float] | None
 ):
-    """TaskManagers miss its heartbeats, or its lease runs out. Another fault lasted at the same time."""
+    """TaskManagers miss its heartbeats, or its lease runs out. Another fault lasted at the same time, and a TaskManager is killed later."""
     asked = {"faults": [{"name": "gc", "duration_s": more.get("asked", 8)}], "configuration": {}}
     begun, ended = more.get("span", (10, 18))
     part = Segment(
@@ -263,7 +267,12 @@ def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
     )  # fmt: skip
     known = Round(number=1, start_ns=part.start_ns, end_ns=part.end_ns, segments=(part,))
     pause = replace(PAUSED, kind=more.get("kind", PAUSED.kind))
-    effects = [effect("slow", "network.latency", 0, 30), pause]
+    lost = more.get("lost", 30)
+    effects = [
+        effect("slow", "network.latency", 0, 30),
+        pause,
+        effect("kill", "process.kill", lost, 31, "tm-2"),
+    ]
     (found,) = with_enough([known], [failure(at(more.get("failed", ended)))], waits, effects, asked)
     (one,) = found.segments
     if expected is None:
