@@ -32,6 +32,8 @@ when the fault ends."""
 _REFUSING = ("network.reset", "network.half-open")
 """The kinds of faults that refuse new connections, so that a job on such a link does not start before they end."""
 _JOBMANAGER_KILL, _JOBMANAGER_PAUSE = "jobmanager.kill", "jobmanager.pause"
+_MUTED = "heartbeats.mute"
+"""Checkpoints complete while it lasts."""
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
@@ -113,7 +115,9 @@ class _Ends:
         self.asked = {name: round(float(f.get("duration_s") or 0) * NS) for name, f in faults.items()}
         self.planes = {name: str(f.get("plane") or "") for name, f in faults.items()}
         self.delays = added_delays(entry)
-        self.interval_ns = round(options(entry).duration("heartbeat.interval") * NS)
+        chosen = options(entry)
+        self.interval_ns = round(chosen.duration("heartbeat.interval") * NS)
+        self.tolerated = chosen.integer("execution.checkpointing.tolerable-failed-checkpoints")
 
     def needed_ns(self, wait: Wait) -> int | None:
         """Return how long the wait would have lasted without its limit. None if the history does not
@@ -185,11 +189,19 @@ class _Ends:
         back = max(known, default=0)
         if len(known) < len(ends) or back < wait.end_ns or self._dead(lost.what, back):
             return None
+        if any(e.kind != _MUTED for e in silent) and self._checkpoint_expires(wait, back):
+            return None
         own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
         begun = [w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS]
         since = min(begun, default=wait.start_ns)
         repeated = any(not e.kind.endswith(".pause") for e in silent)
         return back - since + (self.interval_ns if repeated else 0)
+
+    def _checkpoint_expires(self, lost: Wait, until_ns: int) -> bool:
+        """Return whether a checkpoint that this loss ended would have expired before, and failed the job."""
+        own = [w for w in self.waits if w.kind == "checkpoint" and w.budget_ns > 0]
+        ended = [w for w in own if w.start_ns < lost.end_ns <= w.end_ns + TIE_NS]
+        return not self.tolerated and any(w.start_ns + w.budget_ns < until_ns for w in ended)
 
     def _dead(self, process: str, until_ns: int) -> bool:
         ordinal, before = process.rpartition("-")[0], [e for e in self.effects if e.begun_ns <= until_ns]

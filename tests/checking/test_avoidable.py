@@ -56,6 +56,7 @@ def enough_s(
     *,
     failed: float | None = None,
     segment: dict[str, Any] | None = None,
+    configuration: dict[str, str] | None = None,
 ) -> float | None:
     """Return how long the first wait would have had to last, in a round that it ended. `asked`: the faults of the manifest."""
     first = waits[0]
@@ -65,7 +66,7 @@ def enough_s(
     } | (segment or {})  # fmt: skip
     known = Round(number=1, start_ns=0, end_ns=first.end_ns, segments=(Segment(**own),))
     entry = {
-        "configuration": {"heartbeat.interval": "1 s"},
+        "configuration": {"heartbeat.interval": "1 s"} | (configuration or {}),
         "faults": [{"name": name, "params": {}, **more} for name, more in asked.items()],
     }
     moment = first.end_ns if failed is None else at(failed)
@@ -207,6 +208,28 @@ def test_heartbeats_are_missing_since_the_first_wait_for_them():
     other = wait("heartbeat", HEARTBEAT, (9.0, 15), what="tm-2-1", outcome=Outcome.CANCELLED)
     ended = wait("heartbeat", HEARTBEAT, (8.0, 9), who="ResourceManager", outcome=Outcome.COMPLETED)
     assert enough_s([BEATS, before, other, ended], [GC], asked) == 7.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "span", "budget", "tolerated", "enough"),
+    [
+        ("process.pause", (11, 15), 5.9, "0", None),
+        ("process.pause", (11, 15), 6.0, "0", 7.0),
+        ("process.pause", (11, 15), 5.9, "2", 7.0),
+        ("process.pause", (9, 11), 5.9, "0", 7.0),  # it had completed before
+        ("process.pause", (15, 16), 1.0, "0", 7.0),  # it began after the loss
+        ("process.pause", (11, 15), -1, "0", 7.0),
+        ("heartbeats.mute", (11, 15), 5.9, "0", 8.0),  # which delays no checkpoint
+    ],
+)
+def test_a_checkpoint_that_expires_meanwhile_fails_the_job_anyway(
+    kind: str, span: tuple[float, float], budget: float, tolerated: str, enough: float | None
+):
+    """The process answers again at 17 s, and its loss ended the checkpoint at 15 s."""
+    checkpoint = wait("checkpoint", CHECKPOINT, span, budget, outcome=Outcome.FAILED)
+    silent, asked = effect("gc", kind, 10.1, 17, "tm-1"), {"gc": {"duration_s": 6.9}}
+    chosen = {"execution.checkpointing.tolerable-failed-checkpoints": tolerated}
+    assert enough_s([BEATS, checkpoint], [silent], asked, configuration=chosen) == enough
 
 
 def test_a_taskmanager_that_hears_nothing_of_the_jobmanager_waits_for_it():
