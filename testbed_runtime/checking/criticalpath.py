@@ -555,7 +555,9 @@ def _follows(wait: Wait, replacement: Wait) -> bool:
 
 def _concerns(holder: Wait, wait: Wait) -> bool:
     """Whether the holder can have delayed this wait, according to their names. A partition only waits for the deployment and the state of its
-    own producer."""
+    own producer. A TaskManager that misses the JobManager's heartbeats delays slots only by its registration, a wait of its own."""
+    if wait.kind == "slot" and holder.kind == "heartbeat" and holder.what in (JOBMASTER_NAME, RM_NAME):
+        return False
     producer = {"deployment": holder.what, "restore": holder.who}.get(holder.kind, wait.what)
     return wait.kind != "partition" or producer == wait.what
 

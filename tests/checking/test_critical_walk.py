@@ -82,6 +82,24 @@ def test_the_start_of_a_killed_jobmanager_is_its_own_wait(what: str, ended: floa
     assert found == [("connection", 1), *expected]
 
 
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("JobMaster", [("jobmanager", 2), ("registration", 5), ("slot", 0.1)]),
+        ("ResourceManager", [("jobmanager", 2), ("registration", 5), ("slot", 0.1)]),
+        ("tm-1-1", [("tm-1-1", 7), ("slot", 0.1)]),
+    ],
+)
+def test_missing_heartbeats_of_a_killed_jobmanager_delay_slots_only_by_a_registration(
+    what: str, expected: Parts
+):
+    """The JobManager is back at 2 s. A TaskManager registers when it has missed heartbeats since -1 s for 8 s."""
+    killed = wait("jobmanager", 0, 2, wait="kill/jobmanager", who=EVERYTHING, what="jobmanager")
+    missed = wait("heartbeat", -1, 7, Outcome.EXPIRED, who="tm-0-1", what=what, **LIMIT)
+    rejoins = wait("registration", 2, 7, who="tm-0-1")
+    assert owners([killed, missed, rejoins, wait("slot", 2, 7.1)], 7.1, detected=2) == expected
+
+
 def test_a_pause_of_a_taskmanager_that_is_killed_meanwhile_does_not_own_the_time_before_its_next_start():
     """The pause goes on for the fault, but the next process is not paused. Its predecessor was lost at 5 s."""
     paused = wait("stalled", 1, 20, wait="gc/tm-1", who=EVERYTHING, what="tm-1")
