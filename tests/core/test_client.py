@@ -288,7 +288,7 @@ def test_G_13_an_announced_backlog_takes_floating_buffers() -> None:
 
 
 def test_G_14_an_empty_buffer_is_no_error() -> None:
-    """testReceiveEmptyBuffer: it brings its backlog. It is none without credit either."""
+    """testReceiveEmptyBuffer: it brings its backlog, and needs no credit."""
     consumer = Consumer()
     consumer.connect()
     deliver(consumer.client, data_frame(0, 0, 2, b""))

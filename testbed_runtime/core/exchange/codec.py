@@ -190,7 +190,7 @@ _CLIENT_BODIES: dict[int, int] = {
     Id.NEW_BUFFER_SIZE: NUMBER_RECEIVER.size,
     Id.SEGMENT_ID: SEGMENT.size,
 }
-"""Body sizes of client frames, without the bytes behind it, which Flink ignores; -1 means variable."""
+"""Body sizes of client frames; -1 means variable. Flink ignores bytes behind them."""
 
 
 def _require(condition: bool, text: str) -> None:
