@@ -286,12 +286,13 @@ def test_a_config_map_of_another_spec_is_applied_again() -> None:
     assert [a.manifest["kind"] for a in found.actions if isinstance(a, Apply)] == ["ConfigMap"]
 
 
-def test_a_testbed_with_a_given_secret_waits_for_it() -> None:
-    """It is looked for each second, and none is made instead."""
+@pytest.mark.parametrize("secret", [None, Secret({"metadata": {"uid": "s"}, "data": {"password": "eA=="}})])
+def test_a_testbed_with_a_given_secret_waits_for_it_and_its_token(secret: Secret | None) -> None:
+    """It is looked for each second, and none is made instead. The kubelet would start no pod without the key."""
     raw = made(pods={"tokenSecret": "theirs"})
-    found = look(raw, (), secret=None, job=None)
+    found = look(raw, (), secret=secret, job=None)
     assert (created(found), found.requeue_after_s) == ([], 1.0)
-    assert message(found, "Ready") == "waits for Secret theirs"
+    assert message(found, "Ready") == "waits for Secret theirs with a key `token`"
 
 
 def test_a_pod_mounts_only_the_token_of_a_given_secret() -> None:

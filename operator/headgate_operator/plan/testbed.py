@@ -79,8 +79,10 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
     state = state_of_processes(observed, settings, now)
     own = not testbed.given_secret
     base = _base(observed, create_secret=own and not state.pods)
-    if observed.secret is None and not (own and state.pods):
-        waiting = testbed_status.waiting_for_secret(testbed, testbed.token_secret, findings, now)
+    missing = observed.secret is None or not (own or observed.secret.token)
+    if missing and not (own and state.pods):
+        name = testbed.token_secret if own else f"{testbed.token_secret} with a key `token`"
+        waiting = testbed_status.waiting_for_secret(testbed, name, findings, now)
         return Plan(tuple(base), waiting, 0.0 if own else SOON_S)
     if observed.new_certificate:
         made = Create(objects.certificate_secret(testbed.raw, observed.new_certificate))
