@@ -156,7 +156,9 @@ class Child:
         self.signal(signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM and close stdin; kill it when it still runs after `grace_s`."""
+        """Send SIGTERM and close stdin; kill it when it still runs after `grace_s`. Nothing, if it could not be started."""
+        if self._process is None:
+            return
         self.asked_to_end = self.stopping = True
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)

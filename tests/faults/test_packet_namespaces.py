@@ -66,9 +66,7 @@ class Agents:
         path = self.folder / f"{name}.json"
         path.write_bytes(msgspec.json.encode(config))
         child = self.children[name] = Child(name, 1, self.folder / f"{name}.log")
-        await child.spawn(
-            (*member.prefix, sys.executable, "-m", "testbed_runtime.entry.agent", str(path)), {}
-        )
+        await child.spawn((*member.prefix, sys.executable, "-m", "testbed_runtime.entry.agent", str(path)))
         await child.until_ready(READY_S)
         if name not in self.clients:
             self.clients[name] = FaultClient((member.address, 6132), "secret")
@@ -97,7 +95,7 @@ class Agents:
         """An echo on the port that faults of the data plane hit."""
         member = self.network.members[name]
         child = self.children["echo"] = Child("echo", 1, self.folder / "echo.log")
-        await child.spawn((*member.prefix, sys.executable, "-c", ECHO, member.address), {})
+        await child.spawn((*member.prefix, sys.executable, "-c", ECHO, member.address))
         await child.until_ready(READY_S)
 
     async def answers_on_data_port(self, name):

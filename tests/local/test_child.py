@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -26,3 +27,11 @@ async def test_a_child_that_is_not_ready_in_time_names_the_load_of_a_busy_machin
         child.kill()
         await child.exited.wait()
     assert (f"this machine is busy: load average {load:.0f}" in str(error.value)) is remark
+
+
+async def test_a_child_that_could_not_be_started_has_nothing_to_stop(tmp_path: Path):
+    child = Child("tm-0", 1, tmp_path / "tm-0.log")
+    with pytest.raises(HeadgateError, match=r"no-such-program"):
+        await child.spawn(("no-such-program",))
+    async with asyncio.timeout(5):
+        await child.stop(0.1)
