@@ -30,6 +30,7 @@ async def test_a_child_that_is_not_ready_in_time_names_the_load_of_a_busy_machin
 
 
 async def test_a_child_that_could_not_be_started_has_nothing_to_stop(tmp_path: Path):
+    """Its stop would wait without end, because nothing exits."""
     child = Child("tm-0", 1, tmp_path / "tm-0.log")
     with pytest.raises(HeadgateError, match=r"no-such-program"):
         await child.spawn(("no-such-program",))
