@@ -429,14 +429,14 @@ def _scalar(node: yaml.Node) -> str:
 
 
 def _refused(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Yield the line and the problem of what Flink's parser does not read: keys without a value or that are no text, and values that do
+    """Yield the line and the problem of what Flink's parser does not read: keys that have no value or are not strings, and values that do
     not fit their tag."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         line = key.start_mark.line + 1
         if value.tag == _NULL:
             yield line, f"{key.value!r} has no value"
         elif key.tag not in (_TEXT, _NULL):
-            yield line, f"the key {key.value!r} is no text"
+            yield line, f"the key {key.value!r} is not a string"
         elif not isinstance(value, yaml.MappingNode) and (problem := _misread(value)):
             yield line, f"the value of {key.value!r} {problem}"
         yield from _refused(value)
@@ -449,5 +449,5 @@ def _misread(node: yaml.Node) -> str:
     try:
         _value(node, typed=True)
     except ValueError:
-        return "is no number"
+        return "is not a number"
     return ""

@@ -115,7 +115,7 @@ async def _each(act: Callable[[SupervisorState, FaultClient], Awaitable[list[str
 def _read(path: Path) -> SupervisorState | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=SupervisorState)
-    except (OSError, ValueError):  # the errors of msgspec, and that of bytes that are no text
+    except (OSError, ValueError):  # those of msgspec, and of bytes that are not UTF-8
         return None
 
 

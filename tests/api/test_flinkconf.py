@@ -178,12 +178,12 @@ def test_a_key_of_a_config_yaml_without_a_value_is_an_error_with_its_line(first)
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("0x1F: a", "the key '0x1F' is no text"),
-        ("true: a", "the key 'true' is no text"),
+        ("0x1F: a", "the key '0x1F' is not a string"),
+        ("true: a", "the key 'true' is not a string"),
         ("b: !mine 5", "the value of 'b' has the unknown tag '!mine'"),
         ("b: !!timestamp 2001-01-01", "the value of 'b' has the unknown tag 'tag:yaml.org"),
-        ("b: !!int five", "the value of 'b' is no number"),
-        ("b: +.inf", "the value of 'b' is no number"),
+        ("b: !!int five", "the value of 'b' is not a number"),
+        ("b: +.inf", "the value of 'b' is not a number"),
     ],
 )
 def test_what_flinks_parser_of_a_config_yaml_refuses_is_an_error_with_its_line(line, problem):
