@@ -40,7 +40,7 @@ from testbed_runtime.core.trial.plan import (
     TestbedPlan,
     TrialPlan,
     Windows,
-    replace_lost_s,
+    parse_replace_lost,
 )
 from testbed_runtime.core.values import parse_duration
 
@@ -212,7 +212,7 @@ def compile_testbed(testbed: models.TestbedSpec, *, seed: int) -> TestbedPlan:
         job=job_graph(testbed.job, seed=seed),
         replicas=testbed.task_managers.replicas,
         slots=testbed.task_managers.slots,
-        replace_lost_after_s=replace_lost_s(testbed.task_managers.replace_lost),
+        replace_lost_s=parse_replace_lost(testbed.task_managers.replace_lost),
         proxy=testbed.pods.proxy,
         packet_faults=testbed.pods.packet_faults,
         resource=testbed.model_dump(mode="json", by_alias=True, exclude_unset=True),

@@ -15,7 +15,7 @@ from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
-from testbed_runtime.core.trial.plan import replace_lost_s
+from testbed_runtime.core.trial.plan import parse_replace_lost
 from testbed_runtime.core.values import parse_duration
 
 KILL, JOBMANAGER_KILL = "process.kill", "jobmanager.kill"
@@ -68,7 +68,7 @@ def doubts_alone(spec: models.FaultSpec, where: str) -> Iterator[str]:
 def _on_stopped(setting: MergedVariant, path: str) -> Iterator[UserError]:
     """Yield faults that certainly need a process which another fault has killed or paused by then."""
     certain = [(i, compile_fault(s)) for i, s in enumerate(setting.faults) if not parse_duration(s.jitter)]
-    replaced_s = replace_lost_s(setting.testbed.task_managers.replace_lost)
+    replaced_s = parse_replace_lost(setting.testbed.task_managers.replace_lost)
     gone_s = math.inf if replaced_s is None else replaced_s
     for (number, fault), (other, stop) in product(certain, certain):
         after_s = fault.at_s - stop.at_s

@@ -28,7 +28,7 @@ from testbed_runtime.api.status import (
 from testbed_runtime.core.exchange.tls import is_encrypted
 from testbed_runtime.core.ids import TASKMANAGER, task_manager_name
 from testbed_runtime.core.job.functions import FunctionReference
-from testbed_runtime.core.trial.plan import NEVER, replace_lost_s
+from testbed_runtime.core.trial.plan import NEVER, parse_replace_lost
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
@@ -380,7 +380,7 @@ class Testbed(Resource, frozen=True):
     @property
     def replace_lost_s(self) -> float | None:
         """Seconds after which a lost TaskManager is replaced; None: never."""
-        return replace_lost_s(str(self.task_managers.get("replaceLost", NEVER)))
+        return parse_replace_lost(str(self.task_managers.get("replaceLost", NEVER)))
 
     @property
     def submits_job(self) -> bool:

@@ -177,7 +177,7 @@ def child_spec(pod: PodIdentity, document: Document | None) -> ChildSpec:
         pod.name,
         argv,
         config=msgspec.to_builtins(process_config(pod, document)),
-        replace_after_s=_replace_after_s(pod, document),
+        replace_lost_s=_replace_lost_s(pod, document),
         replace_killed=pod.role != JOBMANAGER,
         timeout_s=CHILD_START_S,
     )
@@ -219,7 +219,7 @@ def _of(document: Document, role: str) -> Address:
     return naming.dns_name(document.name, role, document.namespace), PORTS[role]
 
 
-def _replace_after_s(pod: PodIdentity, document: Document | None) -> float | None:
+def _replace_lost_s(pod: PodIdentity, document: Document | None) -> float | None:
     if pod.role != TASKMANAGER or document is None:
         return RESPAWN_S
-    return document.plan.replace_lost_after_s
+    return document.plan.replace_lost_s

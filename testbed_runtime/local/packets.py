@@ -113,7 +113,7 @@ class LocalPackets:
                 f"{AGENT_PREFIX}{name}",
                 argv,
                 config=msgspec.to_builtins(config),
-                replace_after_s=AGENT_RESTART_S,
+                replace_lost_s=AGENT_RESTART_S,
             )
             await processes.launch(spec)
         self._token = processes.token

@@ -157,14 +157,14 @@ class LocalTestbed:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._open_sinks(), name="open-sinks")
             for name in self.plan.task_managers:
-                launch = self._launch(name, replace_after_s=self.plan.replace_lost_after_s)
+                launch = self._launch(name, replace_lost_s=self.plan.replace_lost_s)
                 group.create_task(launch, name=name)
         self._rpc = HttpRpc(RUNNER, None, self.processes.token, flink_version=self.plan.flink_version)
         await self._rpc.start()
         await self._jobs().until_registered(self.plan.replicas, limit_s=REGISTER_LIMIT_S)
 
     async def _launch(
-        self, name: str, *, keep_address: bool = False, replace_after_s: float | None = None
+        self, name: str, *, keep_address: bool = False, replace_lost_s: float | None = None
     ) -> ProcessState:
         prefix = self.packets.prefix(name) if self.packets is not None else ()
         argv = (*prefix, sys.executable, "-m", f"testbed_runtime.entry.{role_of(name)}", CONFIG)
@@ -173,7 +173,7 @@ class LocalTestbed:
             argv,
             config=msgspec.to_builtins(self._config(name)),
             keep_address=keep_address,
-            replace_after_s=replace_after_s,
+            replace_lost_s=replace_lost_s,
         )
         return await self.processes.launch(child)
 

@@ -189,7 +189,7 @@ def job_entry(testbed: TestbedPlan) -> dict[str, Any]:
         "taskManagers": {
             "replicas": testbed.replicas,
             "slots": testbed.slots,
-            "replaceLost": _replace_lost(testbed.replace_lost_after_s),
+            "replaceLost": _replace_lost(testbed.replace_lost_s),
         },
     }
 

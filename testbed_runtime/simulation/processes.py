@@ -101,7 +101,7 @@ class Processes:
         self._cores: dict[str, Cores] = {}
         if prices(world.options) is not None:
             world.fabric.send_cost = self._send
-        self.replace_after_s: float | None = None
+        self.replace_lost_s: float | None = None
         self._history = world.sink("supervisor")
         self._waits = WaitLog(self._history, "supervisor", lambda: virtual_loop().time())
         self._context = contextvars.copy_context()
@@ -230,13 +230,13 @@ class Processes:
         self._world.switchboard.detach(process.rpc.address)
         self._world.fabric.kill(name)
         self._history.append("events", kind="process.exit", subject=process.key, data=how)
-        if self.replace_after_s is not None and name != JOBMANAGER:
+        if self.replace_lost_s is not None and name != JOBMANAGER:
             loop, context = asyncio.get_running_loop(), self._context.copy()
             replacing = loop.create_task(self._replace(name), name=f"replace {name}", context=context)
             self._replacing.append(replacing)
 
     async def _replace(self, name: str) -> None:
-        delay_s = self.replace_after_s or 0.0
+        delay_s = self.replace_lost_s or 0.0
         wait = self._waits.begin("replacement", "supervisor", name, limit=replacement_limit(delay_s))
         await asyncio.sleep(delay_s)
         wait.end(Outcome.FIRED)

@@ -171,7 +171,7 @@ class SimTestbed:
         await self._rpc.start()
         for name in (JOBMANAGER, *self.plan.task_managers):
             await self.processes.start(name)
-        self.processes.replace_after_s = self.plan.replace_lost_after_s
+        self.processes.replace_lost_s = self.plan.replace_lost_s
         await self._client.until_registered(self.plan.replicas, limit_s=REGISTER_LIMIT_S)
 
     # ---- ports.hosts.Testbed

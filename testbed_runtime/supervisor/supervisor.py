@@ -64,7 +64,7 @@ class ChildSpec(Struct, frozen=True):
     argv: tuple[str, ...]
     config: Mapping[str, Any] | None = None
     """The child's configuration, which is written as JSON with the `incarnation` filled in."""
-    replace_after_s: float | None = None
+    replace_lost_s: float | None = None
     """Delay from its loss to the start of the next incarnation; None: it is not replaced."""
     replace_killed: bool = True
     """Whether the child is replaced even if a fault killed it. If not, the fault restarts it."""
@@ -304,7 +304,7 @@ class Supervisor:
         spec = self._specs.get(child.name)
         lost = (
             spec is not None
-            and spec.replace_after_s is not None
+            and spec.replace_lost_s is not None
             and not child.stopping
             and bool(child.ready)
             and (spec.replace_killed or not child.asked_to_end)
@@ -319,7 +319,7 @@ class Supervisor:
 
     async def _replace(self, spec: ChildSpec) -> None:
         """Start the next incarnation of a lost child after its delay. If it does not become ready, report this and set `given_up`."""
-        delay_s = max(MIN_RESPAWN_S, spec.replace_after_s or 0.0)
+        delay_s = max(MIN_RESPAWN_S, spec.replace_lost_s or 0.0)
         wait = self._waits.begin("replacement", SUPERVISOR, spec.name, limit=replacement_limit(delay_s))
         try:
             await asyncio.sleep(delay_s)

@@ -76,10 +76,10 @@ def test_a_variant_without_faults_has_no_control_trial(tmp_path):
 def test_a_lost_taskmanager_is_replaced_after_seconds_or_never(tmp_path):
     """`replaceLost` is a number in the plan, and a text again in the manifest."""
     testbed = compiled(tmp_path, variants=["short"]).trials[0].testbed
-    assert (testbed.slots, testbed.replace_lost_after_s) == (2, 0.5)
+    assert (testbed.slots, testbed.replace_lost_s) == (2, 0.5)
     assert job_entry(testbed)["taskManagers"] == {"replicas": 3, "slots": 2, "replaceLost": "500 ms"}
     never = compiled(tmp_path, variants=["long"]).trials[0].testbed
-    assert (never.slots, never.replace_lost_after_s) == (1, None)
+    assert (never.slots, never.replace_lost_s) == (1, None)
     assert job_entry(never)["taskManagers"]["replaceLost"] == "Never"
 
 

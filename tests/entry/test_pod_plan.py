@@ -76,10 +76,10 @@ def test_incarnations_of_a_later_pod_never_come_twice():
 def test_a_lost_task_manager_is_replaced_as_the_testbed_says_and_the_others_at_once():
     """Never is never; a JobManager that a fault killed waits for the fault's end."""
     never = {**SPEC, "taskManagers": {"replicas": 2, "replaceLost": "Never"}}
-    assert child_spec(place("taskmanager", "tm-0"), document(never)).replace_after_s is None
-    assert child_spec(place("taskmanager", "tm-0"), document()).replace_after_s == 0.5
+    assert child_spec(place("taskmanager", "tm-0"), document(never)).replace_lost_s is None
+    assert child_spec(place("taskmanager", "tm-0"), document()).replace_lost_s == 0.5
     jobmanager = child_spec(place("jobmanager"), document())
-    assert (jobmanager.replace_after_s, jobmanager.replace_killed) == (0.5, False)
+    assert (jobmanager.replace_lost_s, jobmanager.replace_killed) == (0.5, False)
     assert child_spec(place("store"), document()).replace_killed
 
 

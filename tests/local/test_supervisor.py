@@ -117,7 +117,7 @@ async def test_a_killed_process_is_gone_and_stays_gone_without_replacement(host)
 
 async def test_a_lost_process_comes_again_as_its_next_incarnation(host):
     """After its delay, with its number in its configuration."""
-    spec = ChildSpec("tm-0", sleeping("{config}"), config={"name": "tm-0"}, replace_after_s=0.2)
+    spec = ChildSpec("tm-0", sleeping("{config}"), config={"name": "tm-0"}, replace_lost_s=0.2)
     first = await host.launch(spec)
     os.killpg(first.pid, signal.SIGKILL)
     states = []

@@ -82,7 +82,7 @@ class SmallWorld(Judging):
         await self._rpc.start()
         for name in (JOBMANAGER, *self.names):
             await self.processes.start(name)
-        self.processes.replace_after_s = 0.3
+        self.processes.replace_lost_s = 0.3
         await self.client.until_registered(len(self.names), limit_s=30.0)
 
     async def submit(self, graph: JobGraph) -> None:

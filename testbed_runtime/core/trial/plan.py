@@ -37,7 +37,7 @@ NEVER = "Never"
 """`replaceLost: Never`."""
 
 
-def replace_lost_s(text: str) -> float | None:
+def parse_replace_lost(text: str) -> float | None:
     """Return the delay after which a lost TaskManager is replaced; None: never."""
     return None if text == NEVER else parse_duration(text)
 
@@ -54,7 +54,7 @@ class TestbedPlan(Struct, frozen=True, kw_only=True):
     replicas: int
     slots: int
     """Slots of each TaskManager."""
-    replace_lost_after_s: float | None
+    replace_lost_s: float | None
     """Delay before a lost TaskManager is replaced. None: never."""
     proxy: bool = False
     """Whether all connections pass through a proxy. The runner decides it, from the backends of the environment."""
