@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.trial.timeline import (
     ENTER,
     HEAL,
@@ -13,12 +14,15 @@ from testbed_runtime.core.trial.timeline import (
     RENEW,
     SUBMIT,
     Action,
-    PlannedFault,
     Timeline,
 )
 
 
-def schedule(*faults: PlannedFault, control: bool = False, observation_s: float = 12.0) -> Timeline:
+def pause(name: str, at_s: float, duration_s: float, *, before_submit: bool = False) -> Fault:
+    return Fault(name, "process.pause", at_s, duration_s, before_submit=before_submit)
+
+
+def schedule(*faults: Fault, control: bool = False, observation_s: float = 12.0) -> Timeline:
     """warm-up 3 s, baseline 4 s."""
     return Timeline(
         warm_up_s=3.0, baseline_s=4.0, observation_s=observation_s, faults=faults, control=control
@@ -36,7 +40,7 @@ def run(timeline: Timeline, *, running_at: float = 1.0) -> list[tuple[str, str, 
 
 def test_a_trial_goes_through_its_phases():
     """Deploy, warm-up, baseline, fault, observation, drain."""
-    actions = run(schedule(PlannedFault("gc", 0.0, 8.0)))
+    actions = run(schedule(pause("gc", 0.0, 8.0)))
     assert [a for a in actions if a[0] != RENEW] == [
         (ENTER, "deploy", 0.0),
         (SUBMIT, "", 0.0),
@@ -52,13 +56,13 @@ def test_a_trial_goes_through_its_phases():
 
 def test_a_fault_is_renewed_every_three_seconds_while_it_lasts():
     """The lease is ten seconds."""
-    actions = run(schedule(PlannedFault("gc", 1.0, 8.0)))
+    actions = run(schedule(pause("gc", 1.0, 8.0)))
     assert [a[2] for a in actions if a[0] == RENEW] == [12.0, 15.0]
 
 
 def test_the_control_trial_has_the_same_phases_and_no_fault():
     """Else the two could not be compared."""
-    fault = PlannedFault("gc", 0.0, 8.0)
+    fault = pause("gc", 0.0, 8.0)
     phases = [a for a in run(schedule(fault)) if a[0] == ENTER]
     control = run(schedule(fault, control=True))
     assert [a for a in control if a[0] == ENTER] == phases
@@ -67,14 +71,14 @@ def test_the_control_trial_has_the_same_phases_and_no_fault():
 
 def test_an_observation_shorter_than_the_faults_is_stretched():
     """No drain under a fault."""
-    actions = run(schedule(PlannedFault("slow", 2.0, 10.0), observation_s=5.0))
+    actions = run(schedule(pause("slow", 2.0, 10.0), observation_s=5.0))
     assert actions[-1] == (ENTER, "drain", 20.0)
     assert (HEAL, "slow", 20.0) in actions
 
 
 def test_a_fault_before_the_submission_is_there_when_the_job_is_submitted():
     """A late producer needs that; its duration counts from there."""
-    timeline = schedule(PlannedFault("late", 0.0, 2.0, before_submit=True))
+    timeline = schedule(pause("late", 0.0, 2.0, before_submit=True))
     actions = run(timeline)
     assert actions[:3] == [(ENTER, "deploy", 0.0), (INJECT, "late", 0.0), (SUBMIT, "", 0.0)]
     assert (HEAL, "late", 2.0) in actions
@@ -82,13 +86,13 @@ def test_a_fault_before_the_submission_is_there_when_the_job_is_submitted():
 
 def test_a_fault_before_the_submission_ends_at_the_drain_at_the_latest():
     """Also one that was asked to last longer."""
-    actions = run(schedule(PlannedFault("late", 0.0, 500.0, before_submit=True)))
+    actions = run(schedule(pause("late", 0.0, 500.0, before_submit=True)))
     assert actions[-2:] == [(HEAL, "late", 20.0), (ENTER, "drain", 20.0)]
 
 
 def test_late_calls_get_everything_that_was_missed_in_order():
     """A runner that was stalled still heals what it injected."""
-    timeline = schedule(PlannedFault("a", 0.0, 1.0), PlannedFault("b", 0.5, 1.0))
+    timeline = schedule(pause("a", 0.0, 1.0), pause("b", 0.5, 1.0))
     timeline.begin(0.0)
     timeline.job_running(0.0)
     actions = [(a.kind, a.name) for a in timeline.due(1e6)]
@@ -103,7 +107,7 @@ def test_late_calls_get_everything_that_was_missed_in_order():
 
 def test_cutting_short_heals_what_is_active_and_injects_nothing_more():
     """A job that failed for good, or Ctrl-C."""
-    timeline = schedule(PlannedFault("a", 0.0, 9.0), PlannedFault("b", 5.0, 1.0))
+    timeline = schedule(pause("a", 0.0, 9.0), pause("b", 5.0, 1.0))
     timeline.begin(0.0)
     timeline.job_running(0.0)
     timeline.due(8.0)
@@ -115,7 +119,7 @@ def test_cutting_short_heals_what_is_active_and_injects_nothing_more():
 
 def test_the_spans_say_when_phases_really_were():
     """Not when they were planned."""
-    timeline = schedule(PlannedFault("a", 0.0, 1.0))
+    timeline = schedule(pause("a", 0.0, 1.0))
     timeline.begin(0.0)
     timeline.job_running(2.0)
     timeline.due(5.25)
@@ -133,7 +137,7 @@ def test_misuse_is_an_error():
     with pytest.raises(ValueError, match="negative"):
         Timeline(warm_up_s=-1, baseline_s=1, observation_s=1, faults=(), control=False)
     with pytest.raises(ValueError, match="same name"):
-        schedule(PlannedFault("a", 0, 1), PlannedFault("a", 1, 1))
+        schedule(pause("a", 0, 1), pause("a", 1, 1))
     timeline = schedule()
     with pytest.raises(ValueError, match="cannot start running"):
         timeline.job_running(0.0)
@@ -148,7 +152,7 @@ def test_misuse_is_an_error():
 )
 def test_every_injection_is_healed_whenever_one_looks(faults: list[tuple[float, float]], steps: list[float]):
     """Exactly once, after it, and before the drain."""
-    timeline = schedule(*(PlannedFault(f"f{i}", at, length) for i, (at, length) in enumerate(faults)))
+    timeline = schedule(*(pause(f"f{i}", at, length) for i, (at, length) in enumerate(faults)))
     actions = timeline.begin(0.0)
     actions += timeline.job_running(0.0)
     now = 0.0

@@ -19,7 +19,7 @@ from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
+from testbed_runtime.core.trial.timeline import Timeline
 from testbed_runtime.core.values import parse_duration
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class TrialPlan(Struct, frozen=True, kw_only=True):
             warm_up_s=self.windows.warm_up_s,
             baseline_s=self.windows.baseline_s,
             observation_s=self.windows.observation_s,
-            faults=[PlannedFault(f.name, f.at_s, f.duration_s, f.before_submit) for f in self.faults],
+            faults=self.faults,
             control=self.role == CONTROL,
         )
 

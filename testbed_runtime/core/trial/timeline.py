@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from testbed_runtime.core.faults.lease import RENEW_EVERY_S
+from testbed_runtime.core.faults.model import Fault
 
 ENTER = "enter"
 INJECT = "inject"
@@ -24,16 +25,6 @@ SUBMIT = "submit"
 # order at one instant: ends, then the phase, then starts, then faults without a duration end; the drain is last
 _RANK = {HEAL: 0, ENTER: 1, RENEW: 2, INJECT: 3, SUBMIT: 4}
 _AT_ONCE, _LAST = 5, 6
-
-
-class PlannedFault(Struct, frozen=True):
-    """A fault `at_s` after time zero. With `before_submit` it is injected before the job is submitted (for a late producer), and
-    `duration_s` counts from there."""
-
-    name: str
-    at_s: float
-    duration_s: float
-    before_submit: bool = False
 
 
 class Action(Struct, frozen=True):
@@ -62,7 +53,7 @@ class Timeline:
         warm_up_s: float,
         baseline_s: float,
         observation_s: float,
-        faults: Sequence[PlannedFault],
+        faults: Sequence[Fault],
         control: bool,
     ) -> None:
         for name, seconds in (
@@ -167,7 +158,7 @@ class Timeline:
         """Return the seconds until the drain; None before the job runs."""
         return None if self._end_at is None else max(0.0, self._end_at - now)
 
-    def _plan_fault(self, fault: PlannedFault, at: float) -> float:
+    def _plan_fault(self, fault: Fault, at: float) -> float:
         """Plan a fault and return its end. A control trial only waits for that time."""
         end = at + fault.duration_s
         if self.control:
