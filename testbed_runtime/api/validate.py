@@ -76,24 +76,25 @@ def validate(data: Any) -> Findings[models.Scenario]:
     try:
         scenario = models.Scenario.model_validate(data)
     except ValidationError as error:
-        return Findings(None, refused(models.Scenario, data, error, _judged))
-    return _judged(scenario)
+        return Findings(None, refused(models.Scenario, data, error, judged))
+    return judged(scenario)
 
 
 def refused(
-    model: type[models.Part], data: Any, error: ValidationError, judged: Callable[[Any], Findings[Any]]
+    model: type[models.Part], data: Any, error: ValidationError, rules: Callable[[Any], Findings[Any]]
 ) -> tuple[UserError, ...]:
-    """Return the errors of a document that its model refuses, and what `judged` finds in the rest of it about options and metrics,
+    """Return the errors of a document that its model refuses, and what the `rules` find in the rest of it about options and metrics,
     which do not depend on other fields."""
     errors = model_errors(model, error)
     try:
-        rest = judged(model.model_validate(without_refused(data, error))).errors
+        rest = rules(model.model_validate(without_refused(data, error))).errors
     except ValidationError:
         rest = ()
     return (*errors, *(e for e in rest if _ALONE.search(e.path)))
 
 
-def _judged(scenario: models.Scenario) -> Findings[models.Scenario]:
+def judged(scenario: models.Scenario) -> Findings[models.Scenario]:
+    """Return the findings of the rules that the models do not check."""
     collected = option_rules.Collected()
     for path, setting in _settings_with_paths(scenario.spec):
         own = ".testbed" if path == "spec" else ""

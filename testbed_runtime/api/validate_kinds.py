@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -13,7 +13,7 @@ from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import show
-from testbed_runtime.api.validate import Findings, expectation_problem, refused, validate
+from testbed_runtime.api.validate import Findings, expectation_problem, judged, refused, validate
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
@@ -22,6 +22,7 @@ from testbed_runtime.core.options import BY_KEY, Option
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import LATEST
 
+P = TypeVar("P", bound=models.Part)
 CREATED_BY_SERVER = "generated"
 """Placeholder for the name of an object that has only `generateName` so far."""
 
@@ -37,14 +38,17 @@ def validate_kind(data: Any) -> KindFindings:
         hint = nearest(str(kind), kinds.KINDS, f"write one of {', '.join(kinds.KINDS)}")
         problem = "is missing" if kind is None else f"{show(kind)} is not a kind of {API_VERSION}"
         return Findings(None, (UserError("kind", problem, hint),))
-    plain = as_written(data)
-    if kind == "Scenario":
-        return validate(plain)
+    return validate_as(model, data)
+
+
+def validate_as(model: type[P], data: Mapping[str, Any]) -> Findings[P]:
+    """Validate an object of one of Headgate's kinds, given by its model."""
+    plain, rules = as_written(data), _RULES[model.__name__]
     try:
         resource = model.model_validate(plain)
     except ValidationError as error:
-        return Findings(None, refused(model, plain, error, _RULES[str(kind)]))
-    return _RULES[str(kind)](resource)
+        return Findings(None, refused(model, plain, error, rules))
+    return rules(resource)
 
 
 def as_written(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,9 +295,10 @@ def _findings(resource: models.Part, collected: option_rules.Collected) -> KindF
     )
 
 
-_RULES: dict[str, Callable[[Any], KindFindings]] = {
+_RULES: dict[str, Callable[[Any], Findings[Any]]] = {
     "Testbed": _testbed,
     "Fault": _fault,
+    "Scenario": judged,
     "ScenarioRun": _run,
     "TuningStudy": _study,
 }

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -29,10 +29,13 @@ from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.values import MB
 
 if TYPE_CHECKING:
+    from testbed_runtime.api.document import Document
+    from testbed_runtime.api.models import Part
     from testbed_runtime.core.job.bufferplan import BufferPlan, TaskManagerPlan
     from testbed_runtime.core.options import Options
     from testbed_runtime.core.trial.plan import TestbedPlan
 
+P = TypeVar("P", bound="Part")
 USED = "taskmanager."
 """The prefix of the options that the plan needs."""
 
@@ -99,17 +102,30 @@ def _configured(path: Path | None, flink_version: str | None) -> Callable[[Testb
 def _testbeds(path: Path, variants: Sequence[str], *, other_slots: bool) -> Iterator[tuple[str, TestbedPlan]]:
     """Yield the testbed of each variant. `other_slots`: the document may have too few slots, because a configuration replaces them."""
     from testbed_runtime.api.compile import compile_run, compile_testbed
-    from testbed_runtime.api.job_rules import TooFewSlots
     from testbed_runtime.api.kinds import Testbed
     from testbed_runtime.api.models import Scenario
-    from testbed_runtime.api.validate_kinds import validate_kind
-    from testbed_runtime.cli import loading, running
+    from testbed_runtime.cli import loading
 
     document = loading.read(loading.find(path))
     kind = document.data.get("kind")
     if kind not in ("Scenario", "Testbed"):
         raise UserError(f"{document.name}: kind", f"is {kind}", "name a Scenario or a Testbed")
-    findings = validate_kind(document.data)
+    if kind == "Testbed":
+        testbed = _valid(Testbed, document, other_slots=other_slots)
+        yield document.data["metadata"]["name"], compile_testbed(testbed.spec, seed=1)
+        return
+    scenario = _valid(Scenario, document, other_slots=other_slots)
+    plan = compile_run(scenario, scenario_folder=Path(document.name).parent, variants=variants, control=False)
+    yield from {trial.variant: trial.testbed for trial in plan.trials}.items()
+
+
+def _valid(model: type[P], document: Document, *, other_slots: bool) -> P:
+    """Return the validated document. Print which of its options have no effect."""
+    from testbed_runtime.api.job_rules import TooFewSlots
+    from testbed_runtime.api.validate_kinds import validate_as
+    from testbed_runtime.cli import loading, running
+
+    findings = validate_as(model, document.data)
     if other_slots:
         errors = tuple(e for e in findings.errors if not isinstance(e, TooFewSlots))
         findings = msgspec.structs.replace(findings, errors=errors)
@@ -117,12 +133,7 @@ def _testbeds(path: Path, variants: Sequence[str], *, other_slots: bool) -> Iter
     for warning in loading.notes(findings):
         if warning.startswith(loading.WITHOUT_EFFECT):
             running.say(f"warning: {warning}")
-    if isinstance(resource, Testbed):
-        yield document.data["metadata"]["name"], compile_testbed(resource.spec, seed=1)
-        return
-    assert isinstance(resource, Scenario)
-    plan = compile_run(resource, scenario_folder=Path(document.name).parent, variants=variants, control=False)
-    yield from {trial.variant: trial.testbed for trial in plan.trials}.items()
+    return resource
 
 
 def describe(testbed: TestbedPlan, options: Options) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from testbed_runtime.api.status import (
     to_json,
 )
 from testbed_runtime.api.validate import InvalidScenario
-from testbed_runtime.api.validate_kinds import validate_kind
+from testbed_runtime.api.validate_kinds import validate_as, validate_kind
 from testbed_runtime.core.documents import RECOVERY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.kube.api import Api, ApiError
@@ -209,9 +209,7 @@ class Study:
 
 def _spec(study: views.Study) -> kinds.TuningStudySpec:
     """Return the validated spec. Raises InvalidScenario."""
-    resource = validate_kind(study.raw).valid(name=study.name)
-    assert isinstance(resource, kinds.TuningStudy)
-    return resource.spec
+    return validate_as(kinds.TuningStudy, study.raw).valid(name=study.name).spec
 
 
 def _name_taken(polls: Mapping[str, int]) -> str:
