@@ -88,9 +88,9 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
 def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     for fault in faults:
         if fault["effect"] != "verified":
-            yield f"Fault {fault['name']} in {fault['trial']} was not observed to take effect ({fault['effect']})."
+            yield f"Fault {words.named(fault['name'])} in {fault['trial']} was not observed to take effect ({fault['effect']})."
         if fault["residue"] == "residue":
-            yield f"Fault {fault['name']} in {fault['trial']} left residue behind."
+            yield f"Fault {words.named(fault['name'])} in {fault['trial']} left residue behind."
     for entry in entries:
         if entry.get("voided"):
             yield f"Trial {entry['trial']} is void and was judged for safety only."

@@ -34,6 +34,7 @@ from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import mean_interval
 from testbed_runtime.core.judgement.verdict import variant_of
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
+from testbed_runtime.report import words
 
 PRICES_SHOWN = 4
 """Maximum owners of seconds in one line. The others are summed up."""
@@ -137,9 +138,10 @@ def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
 
 
 def headline(recovery: Recovery) -> str:
-    """`down 1.76 s after dead-consumer, caught up after 2.00 s, 3 rounds`. Without a fault it is `after` the failure, by its class."""
+    """Return `down 1.76 s after (fault), caught up after 2.00 s, 3 rounds`, with the names of the faults in backticks. Without a
+    fault it is `after` the failure, by its class."""
     again = _AGAIN if recovery.again else ""
-    after = f" after {' and '.join(recovery.faults)}" if recovery.faults else ""
+    after = f" after {' and '.join(map(words.named, recovery.faults))}" if recovery.faults else ""
     if recovery.recovered and recovery.total_s == 0:
         return f"no outage{after}"
     if recovery.reason == JOB_FAILED:
@@ -329,8 +331,14 @@ class VariantAnswer(Struct, frozen=True):
 
     @property
     def after(self) -> str:
-        """` after cut` if the variant has recoveries from several faults, otherwise empty."""
-        return "" if self.fault is None else f" after {self.fault}" if self.fault else " without a fault"
+        """The fault (` after cut`, in backticks) if the variant has recoveries from several faults, otherwise empty."""
+        return (
+            ""
+            if self.fault is None
+            else f" after {words.named(self.fault)}"
+            if self.fault
+            else " without a fault"
+        )
 
     @property
     def by_fault(self) -> tuple[VariantAnswer, ...]:

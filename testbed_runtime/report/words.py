@@ -30,6 +30,11 @@ CODE = re.compile(r"`([^`]+)`")
 """A name in a text: the pages set it as code."""
 
 
+def named(fault: str) -> str:
+    """Set the name of a fault apart from the words around it."""
+    return f"`{fault}`"
+
+
 def seconds_short(value: float) -> str:
     """Format a round duration, for axes and requested values: `5 s`, `200 ms`, `50 µs`."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):

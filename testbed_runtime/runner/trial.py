@@ -266,18 +266,18 @@ class TrialRun:
             )
         except FaultNotApplied as error:
             del self._injected[fault.name]
-            self._report(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)}: {error}")
+            self._report(f"fault `{fault.name}` ({fault.kind}) on {', '.join(targets)}: {error}")
             return
         except AgentSilent as error:
             await self._void(f"{fault.name} could not be injected: {error}")
             return
         self.outcome.handles.append((handle, targets))
         self._fault_changed(fault.name, fault.duration_s)
-        self._report(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
+        self._report(f"fault `{fault.name}` ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
 
     def _record_not_applied(self, fault: Fault, text: str) -> None:
         """Record a fault without a target, as an agent records one on a dead process."""
-        self._report(f"fault {fault.name} ({fault.kind}): {text}")
+        self._report(f"fault `{fault.name}` ({fault.kind}): {text}")
         if self.testbed.history is not None:
             for state in ("asked", "failed", "clean"):
                 row = fault_row(fault, state, "", (), text=text if state == "failed" else "")
@@ -318,7 +318,7 @@ class TrialRun:
             return
         del self._injected[name]
         self._fault_changed(name, None)
-        self._report(f"fault {name} ended")
+        self._report(f"fault `{name}` ended")
 
     async def heal_all(self) -> None:
         """End every fault that is still active, the newest first. Errors are reported and do not stop the others."""

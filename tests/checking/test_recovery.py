@@ -515,7 +515,7 @@ def test_a_job_that_failed_for_good_says_so(history: Any):
     found = trial_recovery(built.trial(), history.entry()).recoveries[0]
     assert (found.recovered, found.reason, found.total_s) == (False, JOB_FAILED, pytest.approx(4.0))
     limit = "restart-strategy.fixed-delay.attempts = 1 allows no more restarts"
-    assert headline(found) == f"the job failed 4.00 s after kill, after 1 restart ({limit})"
+    assert headline(found) == f"the job failed 4.00 s after `kill`, after 1 restart ({limit})"
     assert found.rounds[-1].failure == "the last cause"
     total = phases(built.trial(), history.entry())["total"]
     assert (total.seconds, total.reason) == (pytest.approx(4.0), NOT_RECOVERED)

@@ -61,13 +61,13 @@ def test_ctrl_c_during_the_warm_up_keeps_what_was_recorded_and_judges_nothing(wo
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_heals_the_active_fault_before_it_ends(world: World, number: signal.Signals):
     """A paused TaskManager is resumed: the sealed history holds the end of the fault, measured clean."""
-    command = running(world, "fault stop (process.pause)", faults=PAUSE)
+    command = running(world, "fault `stop` (process.pause)", faults=PAUSE)
     ports = world.ports()
     command.signal(number)
     said = command.ended(seconds=30)
     assert said.code == 130
     no_trace(said)
-    assert "fault stop ended" in said.err
+    assert "fault `stop` ended" in said.err
     world.leaves_nothing(ports)
     folder = world.only_run()
     states = pq.read_table(folder / "history/main-1/faults.parquet").column("state").to_pylist()
@@ -77,7 +77,7 @@ def test_an_interrupt_heals_the_active_fault_before_it_ends(world: World, number
 
 def test_a_second_ctrl_c_does_not_wait_for_the_cleaning_up(world: World):
     """It ends within seconds, and the supervisor ends what the runner did not."""
-    command = running(world, "fault stop (process.pause)", faults=PAUSE)
+    command = running(world, "fault `stop` (process.pause)", faults=PAUSE)
     ports = world.ports()
     command.signal(signal.SIGINT)
     command.until("sealing the history")

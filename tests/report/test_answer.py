@@ -36,7 +36,7 @@ def test_the_line_names_the_price_of_each_option_largest_first():
     """The headline, then the owners of the seconds; what no wait covers is said."""
     first = lines(killed("main-1"))[0]
     assert first == (
-        "main-1: down 2.37 s after dead, caught up after 3.28 s: "
+        "main-1: down 2.37 s after `dead`, caught up after 3.28 s: "
         "1.72 s heartbeat.interval × heartbeat.rpc-failure-threshold = 1 s × 2, 900 ms the backlog of the job, "
         "bounded by its spare capacity, 500 ms restart-strategy.fixed-delay.delay = 500 ms, "
         "100 ms execution.buffer-timeout.interval = 100 ms, 50.0 ms in 2 other waits, 10.0 ms unattributed"
@@ -92,9 +92,9 @@ def test_a_recovery_that_did_not_end_says_so():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "down 2.37 s again after dead, caught up after 3.28 s"),
-        ({"reason": "JobFailed", "recovered": False}, "the job failed again 3.28 s after dead"),
-        ({"reason": "JobFailed", "recovered": False, "end_ns": 0}, "the job failed again after dead"),
+        ({}, "down 2.37 s again after `dead`, caught up after 3.28 s"),
+        ({"reason": "JobFailed", "recovered": False}, "the job failed again 3.28 s after `dead`"),
+        ({"reason": "JobFailed", "recovered": False, "end_ns": 0}, "the job failed again after `dead`"),
     ],
 )
 def test_a_fault_that_lasts_may_cost_several_outages(changes: dict[str, object], text: str):
@@ -108,8 +108,8 @@ def test_a_fault_that_lasts_may_cost_several_outages(changes: dict[str, object],
 @pytest.mark.parametrize(
     ("fault", "total_s", "text"),
     [
-        ("dead", 0.0, "the job failed at once after dead"),
-        ("dead", 4.0, "the job failed 4.00 s after dead, 2 rounds"),
+        ("dead", 0.0, "the job failed at once after `dead`"),
+        ("dead", 4.0, "the job failed 4.00 s after `dead`, 2 rounds"),
         ("", 0.0, "the job failed"),
         ("", 4.0, "the job failed 4.00 s after its first failure, 2 rounds"),
     ],
@@ -134,7 +134,7 @@ def test_an_outage_without_a_fault_names_its_failure():
     (known,) = killed("main-1").recoveries
     first = replace(known.rounds[0], cause_class="ValueError")
     own = replace(known, fault="", rounds=(first, *known.rounds[1:]))
-    assert headline(own) == headline(known).replace("after dead,", "after ValueError,", 1)
+    assert headline(own) == headline(known).replace("after `dead`,", "after ValueError,", 1)
     assert " after ValueError, caught up after " in headline(own)
 
 
@@ -183,8 +183,8 @@ def test_many_trials_with_several_faults_have_one_line_for_each_fault():
 
     found = lines(*(both(f"main-{n}", second=n != 4) for n in range(1, 5)))
     assert [line.partition(" heartbeat")[0] for line in found if " trials " in line] == [
-        "main: 4 trials after dead: down 2.37 s (median; 2.37 s to 2.37 s); on average: 1.72 s",
-        "main: 3 of 4 trials after cut: down 7.11 s (median; 7.11 s to 7.11 s); on average: 5.16 s",
+        "main: 4 trials after `dead`: down 2.37 s (median; 2.37 s to 2.37 s); on average: 1.72 s",
+        "main: 3 of 4 trials after `cut`: down 7.11 s (median; 7.11 s to 7.11 s); on average: 5.16 s",
     ]
     assert not any("without a fault" in line for line in found)
 
@@ -307,7 +307,7 @@ def test_a_fault_that_held_nothing_up_is_no_outage_and_halves_no_mean():
     found = killed("main-1")
     nothing = Recovery(fault="late", effect_ns=5, end_ns=5)
     both = replace(found, recoveries=(nothing, *found.recoveries))
-    assert lines(both)[0] == "main-1: no outage after late"
+    assert lines(both)[0] == "main-1: no outage after `late`"
     assert lines(both)[1] == lines(found)[0]
     many = [replace(both, trial=f"main-{n}") for n in range(4)]
     assert lines(*many) == lines(*(replace(found, trial=t.trial) for t in many))

@@ -196,8 +196,8 @@ def test_markdown_has_the_totals_of_the_page(documents: Documents, variants: int
     assert len(totals) == 2
     assert all(("[" in total) == (trials > 1) for total in totals)  # an interval needs several trials
     if trials == 1:
-        assert "down 87.8 s after dead, caught up after 90.8 s, 4 rounds" in text
-        assert "down 87.8 s after dead, caught up after 90.8 s, 4 rounds" in markdown
+        assert "down 87.8 s after <code>dead</code>, caught up after 90.8 s, 4 rounds" in text
+        assert "down 87.8 s after `dead`, caught up after 90.8 s, 4 rounds" in markdown
 
 
 def test_junit_times_add_up_to_the_time_of_the_trials(documents: Documents, tmp_path: Path):
@@ -251,7 +251,7 @@ def test_a_fault_without_an_outage_is_a_line_without_an_empty_price_list(documen
     recoveries = (Recovery(fault="late", effect_ns=5, end_ns=5), *trial.answer.recoveries)
     view = replace(view, trials=(replace(trial, answer=replace(trial.answer, recoveries=recoveries)),))
     text, markdown = page(view), run_markdown(view)
-    assert "no outage after late" in text
+    assert "no outage after <code>late</code>" in text
     assert text.count(">Total</th>") == markdown.count("| total |") == 1
 
 
@@ -268,11 +268,11 @@ def test_many_trials_with_several_faults_have_a_price_list_for_each_fault(docume
     assert view.compact
     variant = view.trials[0].variant
     text, markdown = page(view), run_markdown(view)
-    assert f"<strong>{variant}</strong> after dead: 13 recoveries in 13 trials" in text
-    assert f"<strong>{variant}</strong> after cut: 12 recoveries in 12 trials" in text
+    assert f"<strong>{variant}</strong> after <code>dead</code>: 13 recoveries in 13 trials" in text
+    assert f"<strong>{variant}</strong> after <code>cut</code>: 12 recoveries in 12 trials" in text
     for title in (
-        f"{variant} after dead: 13 recoveries, mean 3.28 s",
-        f"{variant} after cut: 12 recoveries, mean 9.84 s",
+        f"{variant} after `dead`: 13 recoveries, mean 3.28 s",
+        f"{variant} after `cut`: 12 recoveries, mean 9.84 s",
     ):
         assert f"**{title}**" in markdown
     for both in (text.replace("&nbsp;", " "), markdown):
@@ -280,5 +280,5 @@ def test_many_trials_with_several_faults_have_a_price_list_for_each_fault(docume
         assert "5.16 s" in both
         assert "3.44 s" not in both
     (dead, cut) = (line for line in first_things(view.trials, (), (), ()) if " went to " in line)
-    assert dead.startswith(f"{variant} after dead: 1.72 s of 3.28 s on average")
-    assert cut.startswith(f"{variant} after cut: 5.16 s of 9.84 s on average")
+    assert dead.startswith(f"{variant} after `dead`: 1.72 s of 3.28 s on average")
+    assert cut.startswith(f"{variant} after `cut`: 5.16 s of 9.84 s on average")

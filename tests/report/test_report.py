@@ -312,7 +312,7 @@ def test_what_did_not_hold_for_one_reason_is_said_once():
     ("recovery", "said"),
     [
         (Recovery(fault="late", effect_ns=5, end_ns=5), "No recovery was needed"),
-        (Recovery(fault="late", effect_ns=5, end_ns=5, recovered=False, ended="FAILED"), "short-timeout-1: outage after late"),
+        (Recovery(fault="late", effect_ns=5, end_ns=5, recovered=False, ended="FAILED"), "short-timeout-1: outage after <code>late</code>"),
     ],
 )  # fmt: skip
 def test_an_outage_without_a_second_is_said_where_its_seconds_would_be(
@@ -348,7 +348,7 @@ def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):
     both = TrialRecovery(trial="t", recoveries=(slow, replace(slow, fault="g")))
     mixed = first_things([replace(trial, answer=both)], (), (), ())
     spent = "3.00 s of 4.00 s (75 %) was spent waiting for a slot for each task."
-    assert mixed[:2] == [f"short-timeout after {fault}: {spent}" for fault in "fg"]
+    assert mixed[:2] == [f"short-timeout after `{fault}`: {spent}" for fault in "fg"]
 
 
 @pytest.mark.parametrize(
