@@ -198,22 +198,14 @@ def _record_sizes(job: models.Job, path: str) -> Iterator[UserError]:
 
 
 def _cycle(job: models.Job, path: str) -> list[UserError]:
-    """Find cycles with Kahn's algorithm: the vertices that cannot be ordered are in a cycle or downstream of one."""
-    edges = data_edges(job)
-    waiting = {v.name: sum(e.to == v.name for e in edges) for v in job.vertices}
-    ready = [name for name, count in waiting.items() if count == 0]
-    while ready:
-        name = ready.pop()
-        del waiting[name]
-        for edge in edges:
-            if edge.from_ == name and edge.to in waiting:
-                waiting[edge.to] -= 1
-                if waiting[edge.to] == 0:
-                    ready.append(edge.to)
-    if not waiting:
-        return []
-    names = ", ".join(waiting)
-    return [UserError(f"{path}.edges", f"there is a cycle among {names}", CYCLE_HINT)]
+    """Find cycles: drop vertices without an input from the rest or without an output to it, until none is left to drop."""
+    edges, rest, before = data_edges(job), {v.name for v in job.vertices}, 0
+    while len(rest) != before:
+        before = len(rest)
+        rest &= {e.to for e in edges if e.from_ in rest}
+        rest &= {e.from_ for e in edges if e.to in rest}
+    names = ", ".join(v.name for v in job.vertices if v.name in rest)
+    return [UserError(f"{path}.edges", f"there is a cycle among {names}", CYCLE_HINT)] if rest else []
 
 
 class TooFewSlots(UserError):

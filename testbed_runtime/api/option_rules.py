@@ -215,7 +215,10 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
     yield from doubts_together(options, path)
     ends = has_blocking(testbed.job) or iterations(testbed.job)
     if options.duration(CHECKPOINTS) == 0 and not ends:
-        yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"
+        final = (
+            "" if options.is_set(RESTART_TYPE) else f"and {RESTART_TYPE} the first failure ends the job, and "
+        )
+        yield f"{path}: without {CHECKPOINTS} {final}an exactly-once sink commits only when the job is drained"
 
 
 def doubts_together(options: Options, path: str) -> Iterator[str]:

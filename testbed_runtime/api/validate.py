@@ -19,6 +19,7 @@ from testbed_runtime.api import fault_rules, job_rules, models, option_rules
 from testbed_runtime.api.compile import (
     MergedVariant,
     compile_expectation,
+    compile_fault,
     merged_variants,
     planned_looks,
     without_variants,
@@ -27,6 +28,7 @@ from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import model_errors, show, without_refused
 from testbed_runtime.core.errors import HeadgateError, UserError, nearest
 from testbed_runtime.core.judgement.metrics import METRICS
+from testbed_runtime.core.values import parse_duration
 
 _ALONE = re.compile(r"Configuration\[[^]]*\]$|\.metric$|\.options\[\d+\]")
 """Paths of errors that do not depend on other fields: those of Flink's options and of names of metrics."""
@@ -163,9 +165,33 @@ def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:
     looks = len(planned_looks(spec)) or 1
     return [
         f"{path}.{doubt}"
-        for path, item, _ in _expectations(spec)
-        for doubt in compile_expectation(item).doubts(spec.trials, looks=looks)
+        for path, item, variant in _expectations(spec)
+        for doubt in (
+            *compile_expectation(item).doubts(spec.trials, looks=looks),
+            *_no_time(spec, item, variant),
+        )
     ]
+
+
+def _no_time(spec: models.ScenarioSpec, item: models.Expectation, variant: str) -> Iterator[str]:
+    """Yield why a phase that the expectation is measured in has no time, in the variants that it applies to."""
+    timeline = spec.timeline
+    if parse_duration(timeline.baseline) == 0 and (
+        item.phase == "baseline" or item.metric.endswith(".relative")
+    ):
+        yield "metric: spec.timeline.baseline is 0, so there is nothing to measure: the answer will be Inconclusive (write 3 s or more)"
+    if item.phase != "observation":
+        return
+    observed = parse_duration(timeline.observation)
+    for merged in merged_variants(spec):
+        faults = [compile_fault(f) for f in merged.faults]
+        if variant in ("", merged.name) and any(
+            f.at_s + f.duration_s >= observed for f in faults if not f.before_submit
+        ):
+            yield (
+                f"phase: the last fault of {merged.name} ends with the observation, so this phase has no time: the answer will be "
+                f"Inconclusive (make spec.timeline.observation longer than {timeline.observation})"
+            )
 
 
 def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.test_validate import errors
+from tests.api.test_validate import changed, errors
 
 BAD = {
     "fraction of a whole number": (
         lambda s: s["testbed"]["job"]["vertices"][0]["source"].update(recordsPerSecond=2.5),
         "spec.testbed.job.vertices[0].source.recordsPerSecond: 2.5 is not an integer (write a whole number from 1 to",
+    ),
+    "option of Flink outside its configuration": (
+        lambda s: s.update({"execution.checkpointing.interval": "1 s"}),
+        "spec[execution.checkpointing.interval]: is an unknown field (write options of Flink below spec.testbed.flinkConfiguration)",
     ),
     "bounds the wrong way round": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "min": "3 s", "max": "2 s"}),
@@ -26,3 +30,38 @@ BAD = {
 def test_what_cannot_take_effect_is_refused(change, text):
     """The alternative is to find it after all trials."""
     assert any(text in e for e in errors(change)), errors(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        (
+            lambda s: (
+                s["timeline"].update(baseline="0 s"),
+                s["expect"].append({"metric": "throughput.relative", "min": "90 %"}),
+            ),
+            "spec.expect[1].metric: spec.timeline.baseline is 0, so there is nothing to measure: the answer will be Inconclusive "
+            "(write 3 s or more)",
+        ),
+        (
+            lambda s: (
+                s["variants"].clear(),
+                s["timeline"].update(observation="9 s"),
+                s["faults"][0].update(duration="9 s"),
+                s["expect"].append({"metric": "lag.max", "max": "1 s", "phase": "observation"}),
+            ),
+            "spec.expect[1].phase: the last fault of main ends with the observation, so this phase has no time: the answer will be "
+            "Inconclusive (make spec.timeline.observation longer than 9 s)",
+        ),
+        (
+            lambda s: s["testbed"]["flinkConfiguration"].pop("execution.checkpointing.interval"),
+            "spec.testbed.flinkConfiguration: without execution.checkpointing.interval and restart-strategy.type the first failure "
+            "ends the job, and an exactly-once sink commits only when the job is drained",
+        ),
+    ],
+)
+def test_a_phase_without_time_and_a_job_that_never_restarts_are_warnings(change, warning):
+    """They are valid, and seldom meant."""
+    findings = changed(change)
+    assert findings.errors == ()
+    assert warning in findings.warnings

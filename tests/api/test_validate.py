@@ -273,7 +273,7 @@ BAD = {
     ),
     "cycle": (
         lambda s: s["testbed"]["job"]["edges"].append({"from": "count", "to": "count"}),
-        "spec.testbed.job.edges: there is a cycle among count, sink",
+        "spec.testbed.job.edges: there is a cycle among count (remove",
     ),
     "negative duration": (
         lambda s: s["faults"][0].update(duration="-3s"),

@@ -66,6 +66,7 @@ CHECKS = [
     ({"liveness_at_end": 0}, "records arrive at the end", ("Inconclusive", m.NO_THROUGHPUT, "")),
     ({"liveness_at_end": None}, "records arrive at the end", ("Inconclusive", m.NO_DATA, "")),
     ({"job_state": {"text": "CANCELED"}}, "the job keeps running", ("Fail", "", "CANCELED: ")),
+    ({"job_state": {"text": "FAILING"}}, "the job keeps running", ("Fail", "", "FAILING: ")),
     ({"recovery_total": {"value": 9.0, "reason": m.NOT_RECOVERED}}, "the job recovers from its faults", ("Inconclusive", m.NOT_RECOVERED, "at least 9.00 s")),
     ({"delivery_lost": 2}, "delivery.lost equals 0", ("Fail", "", "2")),
     ({"delivery_lost": {"value": 2, "reason": m.NOT_DRAINED}}, "delivery.lost equals 0", ("Fail", "", "2")),
