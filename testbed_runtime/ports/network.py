@@ -127,8 +127,8 @@ class FrameConnection(Protocol):
     def room(self) -> int:
         """Number of bytes that leave at once. 0 if frames have to be sent one by one."""
 
-    def send_frames(self, frames: Sequence[tuple[object, int]], size: int) -> None:
-        """Send frames that all fit into `room`, each with its size. `size` is their total."""
+    def send_frames(self, frames: list[tuple[object, int]], size: int) -> None:
+        """Send frames that all fit into `room`, each with its size. `size` is their total. Takes the list over."""
 
 
 class Listener(Protocol):

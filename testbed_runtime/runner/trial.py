@@ -375,6 +375,9 @@ class TrialRun:
                 status = await self.testbed.job_status()
         except (TimeoutError, OSError, HeadgateError):
             return
+        self._changed.set()
+        if status is self._status:  # a simulated job is not asked each time
+            return
         if status.state != self._status.state:
             self._report(
                 f"job {status.state}" + (f": {status.cause_class}: {status.cause}" if status.cause else "")
@@ -386,7 +389,6 @@ class TrialRun:
             )
         elif self._all_running() or status.state == "FINISHED":
             self.outcome.cause = ""
-        self._changed.set()
         now = asyncio.get_running_loop().time()
         rate = self._rate.update(status.counters.get(COUNTED, 0.0), now)
         known = {} if rate is None else {"records_per_s": rate}

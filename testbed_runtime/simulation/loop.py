@@ -15,7 +15,6 @@ import contextlib
 import contextvars
 import gc
 import heapq
-import itertools
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -91,8 +90,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = start_s
         self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        self._numbers = itertools.count()
+        self._times: list[float] = []
+        """The instants with timers, as a heap: numbers are compared faster than handles."""
+        self._timers: dict[float, list[asyncio.TimerHandle]] = {}
+        """The timers of each instant, in order."""
         self._cancelled_timers = 0
         self._turns = 0
         self._turns_now = 0
@@ -164,7 +165,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle._context = contextvars.copy_context() if context is None else context  # noqa: SLF001
         handle._callback, handle._args, handle._loop = callback, args, self  # noqa: SLF001
         handle._cancelled, handle._when = False, when  # noqa: SLF001
-        heappush(self._timers, (when, next(self._numbers), handle))
+        same = self._timers.get(when)
+        if same is None:
+            self._timers[when] = [handle]
+            heappush(self._times, when)
+        else:
+            same.append(handle)
         return handle  # type: ignore[no-any-return]
 
     def call_later(  # type: ignore[override]
@@ -178,9 +184,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         self._cancelled_timers += 1
-        if self._cancelled_timers > max(CANCELLED_TIMERS_MAX, len(self._timers) // 2):
-            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
-            heapq.heapify(self._timers)
+        if self._cancelled_timers > max(CANCELLED_TIMERS_MAX, len(self._times) // 2):
+            left = {when: [t for t in timers if not t.cancelled()] for when, timers in self._timers.items()}
+            self._timers = {when: timers for when, timers in left.items() if timers}
+            self._times = list(self._timers)
+            heapq.heapify(self._times)
             self._cancelled_timers = 0
 
     def _run_once(self) -> None:
@@ -192,7 +200,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._turns_now += 1
         if self._turns_now > TURNS_AT_ONE_INSTANT_MAX or self._turns > TURNS_MAX:
             self._raise_livelock()
-        if self._timers and self._timers[0][0] <= self._now:
+        if self._times and self._times[0] <= self._now:
             self._wake()
         for _ in range(len(ready)):
             handle: Any = ready.popleft()
@@ -219,20 +227,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _wake(self) -> None:
         """Make the timers ready that are due."""
-        timers, now = self._timers, self._now
-        while timers and timers[0][0] <= now:
-            due = heappop(timers)[2]
-            if not due._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
-                self._ready.append(due)
+        times, now = self._times, self._now
+        while times and times[0] <= now:
+            for due in self._timers.pop(heappop(times)):
+                if not due._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
+                    self._ready.append(due)
 
     def _jump(self) -> None:
-        timers = self._timers
-        while timers and timers[0][2]._cancelled:  # noqa: SLF001
-            heapq.heappop(timers)
-        if not timers:
+        times, timers = self._times, self._timers
+        while times and timers[times[0]][-1]._cancelled and all(t.cancelled() for t in timers[times[0]]):  # noqa: SLF001
+            del timers[heappop(times)]
+        if not times:
             raise SimulatedDeadlock(f"nothing left to do at {self._now:.6f} s")
-        if timers[0][0] > self._now:
-            self._now = timers[0][0]
+        if times[0] > self._now:
+            self._now = times[0]
             self._turns_now = 0
 
     def _raise_livelock(self) -> None:
@@ -260,6 +268,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - the task is pending on purpose
                 _close(task.get_coro())
         self._ready.clear()
+        self._times.clear()
         self._timers.clear()
 
 

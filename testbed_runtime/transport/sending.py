@@ -117,7 +117,7 @@ class Pump:
     def _pull_frames(self, connection: Connection, carrier: FrameConnection) -> None:
         """Send whole frames. Those that fit into the connection's window leave together."""
         tap, following, version = self._tap, self.machine.next_frame, self._version
-        left, room, frames, size = FRAMES_PER_PULL, carrier.room, list[tuple[Frame, int]](), 0
+        left, room, frames, size = FRAMES_PER_PULL, carrier.room, list[tuple[object, int]](), 0
         while left and (taken := following()) is not None:
             left -= 1
             frame, buffer = taken

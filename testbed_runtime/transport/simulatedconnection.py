@@ -160,15 +160,16 @@ class SimulatedConnection:
             return 0
         return WINDOW_BYTES - self._window
 
-    def send_frames(self, frames: Sequence[_Frame], size: int) -> None:
-        """Send frames that all fit into `room`."""
+    def send_frames(self, frames: list[_Frame], size: int) -> None:
+        """Send frames that all fit into `room`. Takes the list over."""
         link = self._link
-        if link.profile.bandwidth_bytes_per_s or link.profile.jitter_s or link.free_at:
+        profile = link.profile
+        if profile.bandwidth_bytes_per_s or profile.jitter_s or link.free_at:
             for frame in frames:
                 self._depart(frame, frame[1])
-            return
-        self._depart(frames[0], size)
-        self._under_way[-1][1].extend(frames[1:])
+        else:
+            due = self._loop.time() + profile.latency_s
+            self._leave(frames, size, due)  # type: ignore[arg-type]  # frames are payloads
 
     def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
         self._out.append((data, size, on_sent))
@@ -272,17 +273,23 @@ class SimulatedConnection:
         due = self._loop.time() + profile.latency_s
         if profile.bandwidth_bytes_per_s or profile.jitter_s or link.free_at:
             due = link.due(self._loop.time(), size, self._fabric.random)
-        if due > self._last_arrival or not self._under_way:
-            self._last_arrival = max(due, self._last_arrival)
-            self._under_way.append((self._last_arrival, []))
-        self._under_way[-1][1].append(data)
-        self._window += size
-        if self._arrival is None:
-            self._arm()
+        self._leave([data], size, due)
         cost = self._fabric.send_cost
         if cost and type(data) is tuple and (seconds := cost(self.local, self.remote, data[0])):
             self.writable = False
             self._thread.work(seconds)
+
+    def _leave(self, data: list[_Payload], size: int, due: float) -> None:
+        """Put what leaves together on its way. Nothing overtakes what left before."""
+        under_way = self._under_way
+        if due > self._last_arrival or not under_way:
+            self._last_arrival = max(due, self._last_arrival)
+            under_way.append((self._last_arrival, data))
+        else:
+            under_way[-1][1].extend(data)
+        self._window += size
+        if self._arrival is None:
+            self._arm()
 
     def _arm(self) -> None:
         if self._arrival is None and self._under_way and not self._link.held:
@@ -315,7 +322,8 @@ class SimulatedConnection:
         other, under_way, link = self._other, self._under_way, self._link
         arrived: list[_Payload] = []
         while under_way and under_way[0][0] <= now and not link.held:
-            arrived += under_way.popleft()[1]
+            data = under_way.popleft()[1]
+            arrived = arrived + data if arrived else data
         if other is not None and arrived:
             other.receive(arrived)
         if under_way:
@@ -326,7 +334,7 @@ class SimulatedConnection:
     def receive(self, arrived: list[_Payload]) -> None:
         """Receive what arrives at one instant at this end: bytes, frames, or the end of the stream (None or an error)."""
         last = arrived[-1]
-        if last is None or isinstance(last, Exception):
+        if type(last) is not tuple and (last is None or isinstance(last, Exception)):
             self._eof, self._eof_error = True, last
             arrived.pop()
         data: list[bytes | _Frame] = arrived  # type: ignore[assignment]  # nothing else follows, nor precedes the end
@@ -360,7 +368,7 @@ class SimulatedConnection:
     def _read_frames(self, handler: ConnectionHandler) -> None:
         """Hand over all frames at once. The handler may pause reading and leave some."""
         inbox = self._inbox
-        frames = [data[0] for data in inbox if type(data) is tuple]
+        frames = [inbox[0][0]] if len(inbox) == 1 else [data[0] for data in inbox if type(data) is tuple]
         taken = handler.on_frames(frames)  # type: ignore[attr-defined]  # its peer sent frames
         if self._closing:  # the handler has closed the connection
             return
