@@ -154,6 +154,7 @@ def _is_document(path: Path) -> bool:
 def check(path: Path, on: options.Environment | None, flink_version: str | None = None) -> list[Checked]:
     """Return everything that is wrong or doubtful about the document of a file, or about each configuration of Flink in it.
     `flink_version`: the version that reads these."""
+    from testbed_runtime.api.models import Scenario
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
 
@@ -172,7 +173,7 @@ def check(path: Path, on: options.Environment | None, flink_version: str | None 
     for problem in findings.errors:
         checked.add(problem, document.line(problem.path))
     checked.warnings += loading.notes(findings)
-    if checked.kind == "Scenario" and not findings.errors:
+    if isinstance(findings.resource, Scenario) and not findings.errors:
         _check_plan(checked, findings.resource, path, on)
     return [checked]
 
@@ -200,15 +201,14 @@ def _check_conf(path: str, conf: FlinkConf, flink_version: str | None) -> Checke
     return checked
 
 
-def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environment | None) -> None:
+def _check_plan(checked: Checked, scenario: Scenario, path: Path, on: options.Environment | None) -> None:
     """Check what a run checks before it starts: the files of Python functions, and a backend for each fault."""
     from testbed_runtime.api.compile import compile_run
     from testbed_runtime.cli.preflight import function_problems
     from testbed_runtime.runner.engine import check_size
 
-    resource: Scenario = scenario
     try:
-        plan = compile_run(resource, scenario_folder=path.parent.resolve())
+        plan = compile_run(scenario, scenario_folder=path.parent.resolve())
     except UserError as error:
         checked.add(error)
         return
