@@ -35,9 +35,10 @@ from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.process.config import REGISTERED_PATH
+from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.supervisor.child import Child
 from testbed_runtime.supervisor.config import SupervisorConfig
-from testbed_runtime.timeouts import cancel_all, timeout
+from testbed_runtime.timeouts import timeout
 
 MAX_CHILDREN = 256
 READY_LIMIT_S = 30.0
@@ -90,7 +91,7 @@ class Supervisor:
         self.echo = EchoServer()
         self._specs: dict[str, ChildSpec] = {}
         self._children: dict[str, Child] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskKeeper()
         self._closing = False
         self._control = ControlClient(config.token())
         backends: dict[str, Backend] = {
@@ -112,7 +113,7 @@ class Supervisor:
         self._closing = True
         for child in self._children.values():
             child.kill()
-        await cancel_all(*self._tasks)
+        await self._tasks.close()
         with contextlib.suppress(TimeoutError):
             async with timeout(END_LIMIT_S):
                 for child in list(self._children.values()):  # a child that was being started may be added
@@ -313,9 +314,7 @@ class Supervisor:
         if lost and starts >= MAX_INCARNATIONS:
             self._give_up(f"{child.name} was lost {starts} times")
         elif spec is not None and lost and not self._closing:
-            task = asyncio.get_running_loop().create_task(self._replace(spec), name=f"replace-{child.name}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._replace(spec), f"replace-{child.name}")
 
     async def _replace(self, spec: ChildSpec) -> None:
         """Start the next incarnation of a lost child after its delay. If it does not become ready, report this and set `given_up`."""

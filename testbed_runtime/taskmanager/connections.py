@@ -39,7 +39,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 
 ANSWERED_AT_ONCE_S = 0.3
 """If a JobManager answers within this time after it was declared lost, no wait for it is recorded."""
@@ -387,11 +387,7 @@ class ResourceManagerConnection:
 
     async def close(self) -> None:
         self.watch.stop()
-        running = [task for task in (self._worker, self._report) if task is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await cancel_all(self._worker, self._report)
         self._worker = self._report = None
 
 
@@ -559,9 +555,5 @@ class JobConnection:
         self.stop_watching()
         if self._wait is not None:
             self._wait.end(Outcome.CANCELLED)
-        running = [*self._offers, *([self._worker] if self._worker is not None else [])]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await cancel_all(*self._offers, self._worker)
         self._worker = None

@@ -11,6 +11,7 @@ from testbed_runtime.core.job.flowcontrol import FlowControl, QueueReport, Recei
 from testbed_runtime.core.job.messages import ReportQueue
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.taskmanager.waiting import Wakeup
+from testbed_runtime.timeouts import cancel_all
 from testbed_runtime.workload.records import Records
 
 OVERFLOW_TEXT = (
@@ -55,11 +56,7 @@ class Receiving:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        running = [task for task in (self._worker, self._sent) if task is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await cancel_all(self._worker, self._sent)
         data = {"dropped": self._dropped, "largest_bytes": self._queue.largest_bytes}
         self._run.event("receive-queue.closed", data=data)
 
