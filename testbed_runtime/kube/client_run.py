@@ -111,6 +111,16 @@ def obstacle(status: ScenarioRunStatus) -> str:
     return "" if status.phase in BEGUN else stalled.message
 
 
+def give_up_at(
+    before: ScenarioRunStatus, status: ScenarioRunStatus, limit: float | None, now: float
+) -> float | None:
+    """Return when the command gives up a run whose status changes: SILENT_LIMIT_S after its obstacle was reported, or never while it has
+    none. `limit`: when it would have given up before this change. Pure."""
+    if not obstacle(status):
+        return None
+    return limit if obstacle(before) else now + SILENT_LIMIT_S
+
+
 def _sample(status: ScenarioRunStatus) -> p.Sample:
     return p.Sample(status.remaining_seconds, status.job_state, status.job)
 
@@ -265,22 +275,14 @@ class ClientRun:
                 ) from None
             if event.object.get("status"):
                 notice.cancel()
-                self._limit(limit, obstacle(status))
+                limit.reschedule(give_up_at(before, status, limit.when(), asyncio.get_running_loop().time()))
+                self._stuck = f"cannot start: {obstacle(status)}"
             for happened in events_of(before, status):
                 self._progress.on_event(happened)
             before = status
             if status.phase == COMPLETE:
                 return status
         raise HeadgateError(f"ScenarioRun {name} was deleted before it was Complete")
-
-    def _limit(self, limit: asyncio.Timeout, why: str) -> None:
-        """Give the run SILENT_LIMIT_S from when it cannot start, and no limit while it can."""
-        if not why:
-            limit.reschedule(None)
-            return
-        self._stuck = f"cannot start: {why}"
-        if limit.when() is None:
-            limit.reschedule(asyncio.get_running_loop().time() + SILENT_LIMIT_S)
 
     async def fetch(self, name: str, folder: Path, status: ScenarioRunStatus) -> RunResult:
         """Write the report's files. A run that the operator ended has none; its status becomes the verdict."""

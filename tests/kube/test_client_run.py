@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.api.status import ScenarioRunStatus, read
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import WatchEvent
-from testbed_runtime.kube.client_run import ClientRun, manifest
+from testbed_runtime.kube.client_run import ClientRun, give_up_at, manifest
 from testbed_runtime.runner.progress import Notice
 from testbed_runtime.simulation.loop import run_virtual
 from tests.api.documents import good
@@ -150,6 +151,28 @@ def test_a_run_that_cannot_start_is_given_up_with_the_reason(
         return
     assert "late-1 cannot start: violates PodSecurity; label it. The run stays" in ended
     assert "kubectl -n lab delete scenariorun late-1" in ended
+
+
+REFUSED = stalled("NotAdmitted")
+
+
+@pytest.mark.parametrize(
+    ("before", "status", "limit", "given_up_at"),
+    [
+        ({}, REFUSED, 120.0, 220.0),
+        (REFUSED, REFUSED, 120.0, 120.0),
+        (RUNS, stalled("ReconcileFailed", ""), None, 220.0),
+        (REFUSED, RUNS, 120.0, None),
+        ({}, stalled("QuotaExceeded"), 120.0, None),
+    ],
+    ids=["the first status", "still refused", "fails later", "was fixed", "waits for other runs"],
+)
+def test_a_run_is_given_up_two_minutes_after_its_obstacle_was_reported(
+    before: dict[str, Any], status: dict[str, Any], limit: float | None, given_up_at: float | None
+) -> None:
+    """Also if the operator reported it as the first status, 100 s after the run was created."""
+    statuses = [read(ScenarioRunStatus, found) for found in (before, status)]
+    assert give_up_at(statuses[0], statuses[1], limit, 100.0) == given_up_at
 
 
 async def test_a_status_of_another_version_is_an_error_that_says_what_to_do() -> None:
