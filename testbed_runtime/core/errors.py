@@ -6,6 +6,7 @@ HeadgateError
 ├── FaultHealed                 the fault ended because all faults were healed
 ├── FaultLapsed                 the fault ended too early, without being healed
 ├── AgentSilent                 a fault agent does not respond: its part of the fault is not active, or ends by itself
+├── TestbedNotReady             the processes of a testbed did not start in time, for example because no node has room
 ├── TestbedDisrupted            Kubernetes or a user removed a process of the testbed, and no fault did
 ├── FlinkError                  a failure with Flink's class name and message, as it appears in a job's cause
 │   └── OptionRefused           Flink does not start with this value of an option
@@ -44,6 +45,12 @@ class FaultNotApplied(HeadgateError):
 
 class AgentSilent(HeadgateError):
     """A fault agent does not respond. The other agents' parts were undone; its own part, if any, ends with its lease."""
+
+
+class TestbedNotReady(HeadgateError):
+    """The processes of a testbed did not start within the time limit. The next testbed of the run would wait as long."""
+
+    __test__ = False
 
 
 class TestbedDisrupted(HeadgateError):

@@ -14,7 +14,7 @@ from testbed_runtime.api.refusals import NOT_ADMITTED
 from testbed_runtime.api.resources import manifest, metadata_of
 from testbed_runtime.api.status import Condition
 from testbed_runtime.api.views import Pod, Resource, Testbed
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, TestbedNotReady
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS, POD_BACKEND, PROCESS_BACKENDS
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
@@ -126,8 +126,8 @@ class KubeTestbedHost:
     async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> KubeTestbed:
         """Create a Testbed and wait until its TaskManagers have registered.
 
-        Raises HeadgateError with the reason if it is refused or not ready within READY_LIMIT_S, and before anything is created if
-        the job cannot start from its kept checkpoint."""
+        Raises HeadgateError with the reason if it is refused, TestbedNotReady if it is not ready within READY_LIMIT_S, and HeadgateError
+        before anything is created if the job cannot start from its kept checkpoint."""
         kept = await self._kept(testbed)
         wanted = trial_testbed(testbed, self._run, context)
         name = str(wanted["metadata"]["name"])
@@ -204,7 +204,7 @@ class KubeTestbedHost:
                 reported = waits
                 self._progress.on_event(Notice(f"testbed {name}: {waits}"))
             if loop.time() >= end:
-                raise HeadgateError(f"the Testbed {name} was not ready within {READY_LIMIT_S:g} s: {waits}")
+                raise TestbedNotReady(f"the Testbed {name} was not ready within {READY_LIMIT_S:g} s: {waits}")
             await asyncio.sleep(POLL_S)
 
     async def _remove(self, name: str) -> None:

@@ -26,7 +26,8 @@ from testbed_runtime.core.documents import (
     TIMESERIES_FILE,
     VERDICT_FILE,
 )
-from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.errors import HeadgateError, TestbedNotReady, UserError
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.trial.plan import (
     CONTROL,
     REAL_PARALLELISM_MAX,
@@ -225,7 +226,12 @@ class Runner:
                 await self.control.resumed.wait()
                 self.progress.on_event(Notice("resumed"))
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
-            await self._run_attempts(trial, manifest)
+            if not await self._run_attempts(trial, manifest) and (left := len(plan.trials) - number):
+                text = (
+                    f"{counted(left, 'trial')} not run: the pods would wait as long as those of {trial.trial}"
+                )
+                self.progress.on_event(Notice(text))
+                return
 
     async def _is_decided(self, manifest: Manifest) -> bool:
         """Evaluate the trials so far, and return whether the comparisons of the run are decided. False if the evaluation
@@ -239,21 +245,26 @@ class Runner:
             return False
         return bool(trials) and is_decided(manifest.data, rows)
 
-    async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> None:
-        """Run a trial; repeat it under a new id while it is void, as often as the manifest allows."""
+    async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> bool:
+        """Run a trial; repeat it under a new id while it is void, as often as the manifest allows. Return whether it had a testbed."""
+        had_testbed = True
         while attempt := next_attempt(trial, manifest.trials):
-            await self._run_trial(attempt, manifest)
+            had_testbed = await self._run_trial(attempt, manifest)
             if self.control.healed.is_set():
-                return
+                break
+        return had_testbed
 
-    async def _run_trial(self, plan: TrialPlan, manifest: Manifest) -> None:
-        """Run one trial. Store its entry in the manifest before anything starts, so that a later runner knows its id."""
+    async def _run_trial(self, plan: TrialPlan, manifest: Manifest) -> bool:
+        """Run one trial. Store its entry in the manifest before anything starts, so that a later runner knows its id. Return whether its
+        testbed started in time."""
+        had_testbed = True
         entry = manifest.trial(plan)
         try:
             await manifest.keep(self.folder)
             await self._run_on_testbed(plan, entry)
         except (HeadgateError, OSError, ExceptionGroup) as error:
             entry["error"] = words_of(error)
+            had_testbed = not isinstance(error, TestbedNotReady)
         except asyncio.CancelledError:
             # if nothing was submitted, there is no history to judge
             if self.control.healed.is_set():
@@ -266,6 +277,7 @@ class Runner:
         await manifest.keep(self.folder)
         if entry.get("healed"):
             self.control.heal(entry["healed"])
+        return had_testbed
 
     async def _run_on_testbed(self, plan: TrialPlan, entry: dict[str, Any]) -> None:
         context = TrialContext(self.request.info.run, plan.trial, plan.seed)

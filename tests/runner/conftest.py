@@ -81,7 +81,7 @@ class Habits:
     refuses_injection: bool = False
     silent_agents_of: set[str] = field(default_factory=set)
     """Trials in which no agent answers."""
-    create_fails: bool = False
+    create_fails: HeadgateError | None = None
     residue: dict[str, Any] = field(default_factory=dict)
     silent_status_after_s: float | None = None
     loses_jobmanager_after_s: float | None = None
@@ -207,7 +207,7 @@ class MemoryHost:
 
     async def create(self, testbed: Any, *, context: Any) -> MemoryTestbed:
         if self.habits.create_fails:
-            raise HeadgateError("the JobManager said: port in use")
+            raise self.habits.create_fails
         self.zero = asyncio.get_running_loop().time()
         made = MemoryTestbed(self, context)
         self.testbeds.append(made)

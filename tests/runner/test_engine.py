@@ -9,10 +9,10 @@ import pytest
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import HeadgateError, TestbedNotReady, UserError
 from testbed_runtime.faults.registry import SIMULATION
 from testbed_runtime.runner.engine import placed
-from testbed_runtime.runner.progress import PhaseEntered, RunEnded, Sample
+from testbed_runtime.runner.progress import Notice, PhaseEntered, RunEnded, Sample
 
 
 def phases(played, trial):
@@ -283,10 +283,20 @@ def test_a_second_ctrl_c_gives_up_the_history_and_the_run_is_over_only_when_its_
 
 def test_a_testbed_that_cannot_start_is_an_error_with_its_reason(play, document, habits):
     """The run goes on to its verdict: Error."""
-    habits.create_fails = True
+    habits.create_fails = HeadgateError("the JobManager said: port in use")
     played = play(document)
     assert [t["error"] for t in played.trials] == ["the JobManager said: port in use"] * 2
     assert played.result.verdict["verdict"] == "Error"
+
+
+def test_a_testbed_that_was_not_ready_in_time_ends_the_run(play, document, habits):
+    """In a cluster without room, each further trial would wait ten minutes for the same pods."""
+    habits.create_fails = TestbedNotReady("tm-0 has no node")
+    played = play(document)
+    assert [t["error"] for t in played.trials] == ["tm-0 has no node"]
+    assert played.result.verdict["verdict"] == "Error"
+    notices = [event.text for event in played.progress.events if isinstance(event, Notice)]
+    assert "1 trial not run: the pods would wait as long as those of main-control-1" in notices
 
 
 def test_an_injection_that_fails_is_an_error_and_leaves_nothing(play, document, habits):
