@@ -28,6 +28,7 @@ from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_as, validate_kind
 from testbed_runtime.core.documents import RECOVERY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map, scenario_run
 from testbed_runtime.kube.progress import read_report
@@ -40,6 +41,8 @@ AWAY_LIMIT_S = 600.0
 """The process ends when the API server is unreachable for longer than this, and the kubelet restarts it."""
 REPORT_POLLS = 15
 """How often a Complete run without a report is read (for half a minute) before the verdict is taken from its status."""
+INVALID = {400, 422}
+"""Answers of the API server to a run that a webhook or an admission policy refuses: its row has values that Flink does not accept."""
 HOW_TO_RESUME = "spec.suspend is true; set it to false to continue the study"
 
 
@@ -174,7 +177,14 @@ class Study:
         waiting = [p for p in planned if p.name not in existing and p.name not in self._verdicts]
         before, self._name_taken = self._name_taken, {}
         for run in waiting[: max(0, spec.budget.parallel - active)]:
-            if await self._api.create(manifest(study, spec, run, scenarios[run.scenario])) is None:
+            try:
+                created = await self._api.create(manifest(study, spec, run, scenarios[run.scenario]))
+            except ApiError as error:
+                if error.status not in INVALID:
+                    raise
+                self._verdicts[run.name] = {"verdict": str(Verdict.ERROR), "summary": str(error)}
+                continue
+            if created is None:
                 self._name_taken[run.name] = before.get(run.name, 0) + 1
 
     async def _apply(

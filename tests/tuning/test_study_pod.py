@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from testbed_runtime.api import kinds, naming
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
+from testbed_runtime.kube.api import ApiError
 from testbed_runtime.kube.study import Study
 from testbed_runtime.tuning import grid
 from tests.api.documents import SCENARIO, good
@@ -21,9 +23,9 @@ LAB = "lab"
 LIMIT_S = 10.0
 
 
-def model(**spec: Any) -> ModelApi:
+def model(api: ModelApi | None = None, **spec: Any) -> ModelApi:
     """A Scenario, a Testbed and a study of three values over it."""
-    api = ModelApi()
+    api = api or ModelApi()
     api.put({**good("Scenario"), "metadata": {"name": "late", "namespace": LAB}})
     api.put({**good("Testbed"), "metadata": {"name": "prod", "namespace": LAB}})
     wanted = {
@@ -112,6 +114,30 @@ async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -
     assert testbed is not None
     assert testbed["spec"]["flinkConfiguration"] == {"heartbeat.interval": "1 s", "heartbeat.timeout": "8 s"}
     assert [row.get("best", False) for row in found["table"]] == [False, True, False]
+
+
+class Strict(ModelApi):
+    """Refuses a run whose heartbeat.timeout is 5 s, as the webhook does if that is below heartbeat.interval."""
+
+    async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        if manifest["spec"]["scenario"]["testbed"]["flinkConfiguration"]["heartbeat.timeout"] == "5 s":
+            raise ApiError(400, "BadRequest", "admission webhook denied the request: Flink does not start")
+        return await super().create(manifest)
+
+
+async def test_a_row_whose_run_is_refused_is_an_error_and_the_others_run() -> None:
+    """The pod would otherwise end with the refusal, again and again."""
+    api = model(Strict())
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 2)
+    for run in runs(api):
+        finish(api, run)
+    await asyncio.wait_for(task, LIMIT_S)
+    found = said(api)
+    assert (found["reason"], found["best"]) == ("TableComplete", "heartbeat.timeout=8 s")
+    row = next(row for row in found["table"] if row["options"]["heartbeat.timeout"] == "5 s")
+    assert row["verdict"] == "Error"
+    assert "Flink does not start" in row["reason"]
 
 
 async def test_nothing_is_applied_when_no_row_passes() -> None:
