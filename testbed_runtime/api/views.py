@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.refusals import NOT_ADMITTED, QUOTA_EXCEEDED
 from testbed_runtime.api.status import (
     ACTIVE,
     COMPLETE,
     PLANNED,
     STATUS_KEY,
+    Condition,
     FaultStatus,
     Model,
     ScenarioRunStatus,
@@ -40,6 +42,8 @@ WITHOUT_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 """Reasons of a waiting container whose image cannot be pulled."""
 HOW_TO_SCHEDULE = "free resources, add a node, or change pods.resources and pods.nodeSelector of the testbed"
 HOW_TO_PULL = "correct image.* of the installation, or set global.imagePullSecrets"
+MAX_LOG_LINE = 500
+"""Characters of a log line in a message, from its end."""
 OOM_KILLED = "OOMKilled"
 """Kubernetes' reason of a container that was killed at its memory limit."""
 
@@ -183,6 +187,12 @@ class Container(Struct, frozen=True):
         return next((t.message for t in self.terminations if t.message), "")
 
 
+def _with_log(text: str, container: Container) -> str:
+    """Return the text with the last line of the container's log, which has the error of a process that ended."""
+    line = container.end_of_log.strip().rpartition("\n")[2]
+    return f"{text}; its log ends with: {line[-MAX_LOG_LINE:]}" if line else text
+
+
 def _termination(raw: Manifest | None) -> Termination | None:
     if not raw:
         return None
@@ -260,9 +270,15 @@ class Pod(Resource, frozen=True):
             waiting, ended = container.waiting, container.terminated
             if waiting and waiting.get("reason") not in STARTING:
                 text = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
-                return f"{text}; {HOW_TO_PULL}" if waiting["reason"] in WITHOUT_IMAGE else text
+                return (
+                    f"{text}; {HOW_TO_PULL}"
+                    if waiting["reason"] in WITHOUT_IMAGE
+                    else _with_log(text, container)
+                )
             if ended:
-                return f"the container ended with exit code {ended.exit_code} ({ended.reason})"
+                return _with_log(
+                    f"the container ended with exit code {ended.exit_code} ({ended.reason})", container
+                )
         if self.phase == "Pending" and self._function_maps:
             # Kubernetes says in an Event only that a ConfigMap does not exist
             return f"ContainerCreating: it needs the ConfigMap {', '.join(self._function_maps)}"
@@ -409,6 +425,13 @@ class Run(Resource, frozen=True):
     @property
     def heal_requested(self) -> bool:
         return naming.ANNOTATION_HEAL in self.annotations
+
+    @property
+    def refusal(self) -> Condition | None:
+        """The condition Stalled, while the API server refuses an object that the run needs."""
+        stalled = self.status.condition("Stalled")
+        refused = stalled is not None and stalled.is_true and stalled.reason in {NOT_ADMITTED, QUOTA_EXCEEDED}
+        return stalled if refused else None
 
 
 class Fault(Resource, frozen=True):

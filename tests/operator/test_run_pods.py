@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Delete
 from testbed_runtime.api.status import to_json
-from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod
+from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Run
 from tests.operator.planned import conditions, events, message, others
 from tests.operator.runs import (
+    ACCEPTED,
     KNOWN,
     RECORDER,
     RUNNER,
@@ -74,6 +77,56 @@ def test_a_run_whose_pod_does_not_start_ends_after_ten_minutes(
     assert ended == (("Error", "PodNotStarted") if late else ("", ""))
     text = f"pod {name} has not started after 600 s: {reason}: no such tag; {HOW_TO_PULL}"
     assert (status_of(found).text == text) == late
+
+
+def refused(reason: str) -> Obj:
+    """The status of a run for which the API server refuses an object since NOW."""
+    stalled = {
+        "type": "Stalled",
+        "status": "True",
+        "reason": reason,
+        "message": "exceeded quota: q; raise it",
+        "lastTransitionTime": rfc3339(NOW),
+    }
+    return {"phase": "Starting", "conditions": [*ACCEPTED, stalled]}
+
+
+def another(**status: Any) -> Run:
+    """Another run of the namespace."""
+    return Run(made({"phase": "Running", "conditions": [], **status}))
+
+
+@pytest.mark.parametrize(
+    ("reason", "others", "age_s", "ends"),
+    [
+        ("QuotaExceeded", (), 601, True),
+        ("QuotaExceeded", (), 600, False),
+        ("NotAdmitted", (), 601, True),
+        ("ReconcileFailed", (), 601, False),
+        ("QuotaExceeded", (another(runnerStarts=1),), 601, False),
+        ("QuotaExceeded", (another(),), 601, True),
+        ("QuotaExceeded", (another(runnerStarts=1, phase="Suspended"),), 601, True),
+        ("QuotaExceeded", (another(phase="Complete", completedAt=rfc3339(NOW)),), 601, False),
+        ("QuotaExceeded", (another(phase="Complete", completedAt=rfc3339(NOW)),), 601 + SETTINGS.pods_ttl_s, True),
+    ],
+    ids=["alone", "ten minutes are not too long", "Pod Security", "another error", "another run is at work", "all wait",
+         "the other is suspended", "recorders may leave", "no recorder is left"],
+)  # fmt: skip
+def test_a_run_whose_pod_is_never_admitted_ends(
+    reason: str, others: tuple[Run, ...], age_s: float, ends: bool
+) -> None:
+    """A pipeline that waits for the run would wait forever. Runs that queue for a quota are no reason to end."""
+    found = look(made(refused(reason)), pods=pods(runner=None), others=others, now=NOW + age_s)
+    ended = (status_of(found).verdict, status_of(found).reason)
+    assert ended == (("Error", "PodNotCreated") if ends else ("", ""))
+    text = "an object of the run was not admitted within 600 s: exceeded quota: q; raise it"
+    assert (status_of(found).text == text) == ends
+
+
+def test_a_run_at_work_does_not_end_because_spark_is_refused() -> None:
+    """Spark may get the room of the testbed when the trials are done."""
+    waiting = pods(spark=None)
+    assert status_of(look(made(KNOWN | refused("QuotaExceeded")), pods=waiting, now=NOW + 601)).verdict == ""
 
 
 @pytest.mark.parametrize("role", ["runner", "recorder", "spark"])
@@ -162,6 +215,18 @@ def test_an_init_container_that_has_done_its_work_is_no_problem(
     recorder = a_pod(RECORDER, status={"initContainerStatuses": [{"name": "mesh-init", "state": ended}]})
     found = look(made(KNOWN), pods=pods(recorder=recorder), report=report(phase="Running", message="at it"))
     assert (conditions(found)["Ready"], status_of(found).message) == (ready, text)
+
+
+def test_a_container_that_ends_again_and_again_is_shown_with_the_end_of_its_log() -> None:
+    """The reason is in the log's last line, for which the user would have to search."""
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "Traceback:\nno space left\n"}}
+    waits = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}}
+    recorder = a_pod(
+        RECORDER, status={"containerStatuses": [{"name": "r", "state": waits, "lastState": ended}]}
+    )
+    found = look(made(KNOWN), pods=pods(recorder=recorder))
+    text = f"pod {RECORDER}: CrashLoopBackOff: back-off 20s; its log ends with: no space left"
+    assert message(found, "Ready") == text
 
 
 @pytest.mark.parametrize(

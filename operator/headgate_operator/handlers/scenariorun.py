@@ -11,6 +11,7 @@ from headgate_operator.plan import scenariorun as planner
 from headgate_operator.plan.model import Ask, Key
 from headgate_operator.plan.scenariorun import KindAndName
 from testbed_runtime.api import naming
+from testbed_runtime.api.refusals import QUOTA_EXCEEDED
 from testbed_runtime.api.status import SUSPENDED, RunReport
 from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Study, Testbed, seconds
 from testbed_runtime.core.errors import HeadgateError
@@ -57,6 +58,7 @@ class ScenarioRunHandler(Handler):
             testbeds=testbeds,
             unfinished=unfinished,
             last_end=last_end,
+            others=await _others(context, run) if active else (),
             claim_modes=await _claim_modes(context, run) if active else None,
             tokens=(context.entropy(), context.entropy()) if active else ("", ""),
         )
@@ -153,6 +155,14 @@ def _shared(context: Context, run: Run, spark: str) -> list[KindAndName]:
 def account_keys(context: Context, owner: Run | Study) -> list[KindAndName]:
     manifests = objects_runs.accounts(owner, context.settings)
     return [(m["kind"], m["metadata"]["name"]) for m in manifests]
+
+
+async def _others(context: Context, run: Run) -> tuple[Run, ...]:
+    """Return the other runs of the namespace, whose end a full quota is waited for. Empty if the run does not wait for one."""
+    if run.refusal is None or run.refusal.reason != QUOTA_EXCEEDED:
+        return ()
+    listed = await context.cluster.list("ScenarioRun", run.namespace)
+    return tuple(r for r in map(Run, listed) if r.uid != run.uid)
 
 
 async def _batch(context: Context, run: Run) -> tuple[int, float]:

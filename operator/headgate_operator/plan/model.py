@@ -15,8 +15,9 @@ from testbed_runtime.api.views import Manifest, Pod, Resource
 
 UNSCHEDULABLE = "Unschedulable"
 NOT_STARTED = "PodNotStarted"
+NOT_CREATED = "PodNotCreated"
 START_LIMIT_S = 600.0
-"""How long a pod may wait for a node or for its image: an autoscaler needs some minutes to add a node."""
+"""How long a pod may wait to be admitted, for a node or for its image: an autoscaler needs some minutes to add a node."""
 MAX_RESTARTS = 5
 """How often a pod of a run or study is recreated, or its container restarts, before the run or study fails."""
 

@@ -16,6 +16,8 @@ from headgate_operator.plan import runstatus
 from headgate_operator.plan.conditions import tail
 from headgate_operator.plan.model import (
     MAX_RESTARTS,
+    NOT_CREATED,
+    START_LIMIT_S,
     Action,
     Ask,
     Create,
@@ -73,6 +75,8 @@ class Observed(Struct, frozen=True):
     """Other runs of the namespace that are not Complete and use its warm Spark."""
     last_end: float = 0.0
     """When the newest Complete run of the namespace ended."""
+    others: tuple[Run, ...] = ()
+    """The other runs of the namespace, if a quota refuses an object of this one."""
     claim_modes: tuple[str, ...] | None = None
     """Access modes of the history's claim; None: the claim does not exist."""
     tokens: tuple[str, str] = ("", "")
@@ -137,6 +141,8 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     reason, late = overdue(needed, now)
     if late:
         return _conclude(observed, now, verdict=Verdict.ERROR, reason=reason, text=late)
+    if refused := _never_admitted(observed, settings, now):
+        return _conclude(observed, now, verdict=Verdict.ERROR, reason=NOT_CREATED, text=refused)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)
@@ -158,6 +164,20 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     if run.heal_requested:
         actions.append(Ask("heal-all"))
     return Plan(tuple(actions), status, LOOK_SOON_S if run.heal_requested else LOOK_AGAIN_S)
+
+
+def _never_admitted(observed: Observed, settings: Settings, now: float) -> str:
+    """Return why a run that is not at work ends: the API server has refused one of its objects for START_LIMIT_S. A full quota is waited for
+    while another run is at work, and until the recorders of finished runs are deleted."""
+    refusal, others = observed.run.refusal, observed.others
+    if refusal is None or (observed.runner is not None and observed.recorder is not None):
+        return ""
+    if any(r.status.runner_starts and not r.finished and r.status.phase != SUSPENDED for r in others):
+        return ""
+    ends = [seconds(at) + max(0, settings.pods_ttl_s) for r in others if (at := r.status.completed_at)]
+    if now - max([seconds(refusal.last_transition_time), *ends]) <= START_LIMIT_S:
+        return ""
+    return f"an object of the run was not admitted within {START_LIMIT_S:g} s: {refusal.message}"
 
 
 def _mirrored_end(
