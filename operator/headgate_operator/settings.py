@@ -48,7 +48,7 @@ class Settings(Struct, frozen=True):
     """Number of keys that are reconciled at the same time. One may wait up to 14 s for the agents of a terminating pod, and must not delay
     the others."""
     since: float = 0.0
-    """When this operator started. An older pod may have the images of an earlier installation."""
+    """When this operator started. An older pod may have the settings of an earlier installation."""
     longest_retry_s: int = 60
     """Longest pause between attempts of a key that fails."""
     log_level: str = "INFO"
@@ -56,10 +56,6 @@ class Settings(Struct, frozen=True):
     @property
     def cluster_wide(self) -> bool:
         return not self.namespaces
-
-    @property
-    def images(self) -> frozenset[str]:
-        return frozenset({self.image, self.agent_image, self.spark_image})
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:

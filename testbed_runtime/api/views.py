@@ -41,6 +41,18 @@ STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
 WITHOUT_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 """Reasons of a waiting container whose image cannot be pulled."""
 HOW_TO_SCHEDULE = "free resources, add a node, or change pods.resources and pods.nodeSelector of the testbed"
+HOW_TO_TOLERATE = "set pods.tolerations of the installation (a value of the chart), or remove the taint"
+HOW_TO_SELECT = (
+    "change pods.nodeSelector of the testbed, or pods.nodeSelector and pods.affinity of the installation"
+)
+HOW_TO_BIND = "`kubectl describe` of the volume claim says why it is not bound"
+_NO_NODE = {
+    "untolerated taint": HOW_TO_TOLERATE,
+    "node affinity/selector": HOW_TO_SELECT,
+    "olume": HOW_TO_BIND,
+    "Insufficient": "free resources, add a node, or change pods.resources of the testbed",
+}
+"""Parts of the scheduler's message, and what to do about each."""
 HOW_TO_PULL = "correct image.* of the installation, or set global.imagePullSecrets"
 MAX_LOG_LINE = 500
 """Characters of a log line in a message, from its end."""
@@ -265,7 +277,8 @@ class Pod(Resource, frozen=True):
         if scheduled.get("status") == "False":
             # the rest of the message is about preemption, which the user cannot change
             nodes = str(scheduled.get("message", "")).partition(". ")[0]
-            return f"{scheduled.get('reason', '')}: {nodes}; {HOW_TO_SCHEDULE}"
+            hints = [hint for part, hint in _NO_NODE.items() if part in nodes] or [HOW_TO_SCHEDULE]
+            return "; ".join((f"{scheduled.get('reason', '')}: {nodes}", *hints))
         for container in self._unfinished:
             waiting, ended = container.waiting, container.terminated
             if waiting and waiting.get("reason") not in STARTING:
@@ -285,11 +298,9 @@ class Pod(Resource, frozen=True):
         return ""
 
     @property
-    def unpullable_images(self) -> frozenset[str]:
-        """The images that the kubelet cannot pull for its containers."""
-        waiting = {c.name for c in self._unfinished if (c.waiting or {}).get("reason") in WITHOUT_IMAGE}
-        listed = (*(self.spec.get("initContainers") or ()), *(self.spec.get("containers") or ()))
-        return frozenset(c["image"] for c in listed if c["name"] in waiting)
+    def without_image(self) -> bool:
+        """Whether the kubelet cannot pull the image of one of its containers."""
+        return any((c.waiting or {}).get("reason") in WITHOUT_IMAGE for c in self._unfinished)
 
     @property
     def _unfinished(self) -> tuple[Container, ...]:

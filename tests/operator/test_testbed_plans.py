@@ -491,20 +491,21 @@ def test_a_changed_configuration_replaces_one_pod_at_a_time(
 
 
 @pytest.mark.parametrize(("since", "gone"), [(NOW, []), (NOW + 1, ["tm-2-1"])])
-def test_pods_whose_agent_cannot_be_pulled_are_replaced_once_the_installation_names_another_image(
-    since: float, gone: list[str]
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        {"initContainerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
+        {"conditions": [NO_NODE]},
+    ],
+    ids=["no image", "no node"],
+)
+def test_pods_that_cannot_start_are_replaced_once_the_installation_is_upgraded(
+    since: float, gone: list[str], stuck: dict[str, Any]
 ) -> None:
-    """A running pod keeps the image of an earlier installation."""
+    """They keep the image, the pull secrets and the tolerations of the earlier installation. So do running pods, which stay."""
     raw = settled(pods={"packetFaults": True})
-
-    def of_earlier_installation(pod: Pod) -> Pod:
-        agents = [{**c, "image": "headgate-agent:typo"} for c in pod.spec["initContainers"]]
-        return Pod({**pod.raw, "spec": {**pod.spec, "initContainers": agents}})
-
-    stuck = {"initContainerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "ErrImagePull"}}}]}
     there = pods(raw, tm_2={"phase": "Pending", "ready": False, "status": stuck})
-    old = tuple(of_earlier_installation(p) if p.process.startswith("tm-") else p for p in there)
-    assert deleted(look(raw, old, settings=replace(SETTINGS, since=since))) == gone
+    assert deleted(look(raw, there, settings=replace(SETTINGS, since=since))) == gone
 
 
 def test_nothing_is_rolled_while_pods_come_or_go() -> None:

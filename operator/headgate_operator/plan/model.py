@@ -154,11 +154,10 @@ def problem_of(*pods: Pod | None) -> str:
     return next((f"pod {p.name}: {p.problem}" for p in pods if p is not None and p.problem), "")
 
 
-def has_old_image(pod: Pod, settings: Settings) -> bool:
-    """Return whether the pod cannot start because it waits for an image that the installation no longer names.
-
-    Pods created since the operator started have the installation's images, even if an admission webhook has changed their names."""
-    return bool(pod.unpullable_images - settings.images) and pod.created < settings.since
+def has_old_settings(pod: Pod, settings: Settings) -> bool:
+    """Return whether the pod has no image or no node, and was created before this operator started. An upgrade of the installation may have
+    corrected the image, the pull secrets or the tolerations, which a pod keeps."""
+    return (pod.unschedulable or pod.without_image) and pod.created < settings.since
 
 
 def pod_loss_reason(pod: Pod | None, starts: int, what: str) -> str:

@@ -57,7 +57,7 @@ def running(
     if recorder is not None and is_new(recorder, before.recorder_uid):
         status = replace(status, recorder_starts=before.recorder_starts + 1, recorder_uid=recorder.uid)
     # Spark without a node may get the testbed's resources later; Spark without its image fails the run at its end
-    trouble = problem_of(runner, recorder, spark if spark is not None and spark.unpullable_images else None)
+    trouble = problem_of(runner, recorder, spark if spark is not None and spark.without_image else None)
     if phase == EVALUATING and not (spark is not None and spark.containers_run):
         trouble = problem_of(spark)
         ready = no("Ready", "SparkNotReady", trouble or "the evaluation waits for the Spark pod")

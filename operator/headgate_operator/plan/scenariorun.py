@@ -27,7 +27,7 @@ from headgate_operator.plan.model import (
     add_finalizer,
     delete,
     drop_finalizer,
-    has_old_image,
+    has_old_settings,
     heal_skipped,
     overdue,
     pod_loss_reason,
@@ -263,11 +263,11 @@ def _runner(observed: Observed, settings: Settings) -> list[Action]:
 
 
 def _ensure_pod(observed: Observed, name: str, manifest: Manifest, settings: Settings) -> list[Action]:
-    """Create a pod that does not exist. Delete a pod that ended on its own or has an old image, so that the next pass recreates it."""
+    """Create a pod that does not exist. Delete a pod that ended on its own or has old settings, so that the next pass recreates it."""
     pod = observed.pods.get(name)
     if pod is None:
         return [Create(manifest)]
-    useless = pod.ended or has_old_image(pod, settings)
+    useless = pod.ended or has_old_settings(pod, settings)
     return [delete("Pod", pod)] if useless and not pod.terminating else []
 
 

@@ -14,7 +14,7 @@ from headgate_operator.plan.model import (
     Emit,
     Plan,
     delete,
-    has_old_image,
+    has_old_settings,
     is_new,
     overdue,
     pod_loss_reason,
@@ -84,7 +84,7 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
         )
         return [Create(objects_runs.study_pod(observed.study, settings)), event]
     account = pod.spec.get("serviceAccountName", naming.STUDY_ACCOUNT)
-    useless = pod.ended or account != naming.STUDY_ACCOUNT or has_old_image(pod, settings)
+    useless = pod.ended or account != naming.STUDY_ACCOUNT or has_old_settings(pod, settings)
     if useless and not pod.terminating:
         return [delete("Pod", pod)]
     return []

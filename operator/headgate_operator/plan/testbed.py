@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headgate_operator import objects
 from headgate_operator.plan import testbed_status
-from headgate_operator.plan.model import Action, Apply, Create, Emit, Plan, delete, has_old_image
+from headgate_operator.plan.model import Action, Apply, Create, Emit, Plan, delete, has_old_settings
 from headgate_operator.plan.testbed_status import State, Steps, ordinal
 from headgate_operator.settings import Settings
 from testbed_runtime.api.status import TestbedStatus
@@ -161,7 +161,7 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
         tuple(
             p
             for p in live
-            if pods[p].config != objects.pod_hash(testbed.raw, p) or has_old_image(pods[p], settings)
+            if pods[p].config != objects.pod_hash(testbed.raw, p) or has_old_settings(pods[p], settings)
         ),
         tuple(p for p in live if pods[p].secret_uid != observed.secret_uids(p)),
     )
