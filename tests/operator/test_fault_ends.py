@@ -123,7 +123,11 @@ def test_a_fault_has_ended_when_each_agent_has_measured_what_it_left() -> None:
         "",
     )
     assert events(found) == [
-        ("Normal", "EffectVerified", "tm-0 paused=true, tm-1 paused=true"),
+        (
+            "Normal",
+            "EffectVerified",
+            "process.pause on tm-0, tm-1 by supervisor: status.measured has the values",
+        ),
         ("Normal", "Complete", "Ended; its effect was measured"),
     ]
     assert conditions(found) == {

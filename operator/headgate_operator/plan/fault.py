@@ -291,8 +291,8 @@ def _effect_events(observed: Observed, status: FaultStatus) -> list[Emit]:
     if status.verified is None or status.verified == observed.status.verified:
         return []
     if status.verified:
-        measured = ", ".join(f"{k}={v}" for k, v in status.measured.items())
-        return [Emit("Normal", "EffectVerified", clip(measured))]
+        text = f"{status.kind} on {status.target} by {status.backend}: status.measured has the values"
+        return [Emit("Normal", "EffectVerified", clip(text))]
     return [Emit("Warning", "EffectNotVerified", clip(status.message))]
 
 

@@ -254,11 +254,10 @@ def _bounded(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _effect(status: FaultStatus, *, final: bool) -> Condition:
-    text = _words(status.measured)
     if status.verified is True:
-        return yes("EffectVerified", "Measured", text)
+        return yes("EffectVerified", "Measured", "status.measured has the values")
     if status.verified is False:
-        return no("EffectVerified", "NotMeasured", status.message or text)
+        return no("EffectVerified", "NotMeasured", status.message or _words(status.measured))
     return unknown("EffectVerified", "NeverMeasured" if final else "NotMeasuredYet")
 
 
