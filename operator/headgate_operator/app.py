@@ -25,7 +25,7 @@ from headgate_operator.exposition import process_lines
 from headgate_operator.handler import Context, Handler, keys_of
 from headgate_operator.health import Health, Metrics, Pages, application
 from headgate_operator.leader import LEASE_NAME, Leader, LeaseLost
-from headgate_operator.plan.model import Key
+from headgate_operator.plan.model import Key, finalizers_patch
 from headgate_operator.population import Population
 from headgate_operator.queue import KeyedQueue
 from headgate_operator.reconciler import Reconciler
@@ -189,7 +189,31 @@ class Operator:
                     hint = {"hint": NO_KINDS} if error.status == NO_KIND else {}
                     log.warning("the first list failed; trying again", extra={"error": text, **hint})
                     logged = text
+                if error.status == NO_KIND:
+                    await self._release_deleted()
             await asyncio.sleep(LIST_RETRY_S)
+
+    async def _release_deleted(self) -> None:
+        """Remove Headgate's finalizer from deleted objects if there are no Testbeds any more: their pods end, and the faults with them. The
+        definitions of the other kinds would otherwise be Terminating until someone removes the finalizers."""
+        try:
+            await self._list("Testbed", {})
+        except ApiError as error:
+            if error.status != NO_KIND:
+                return
+        else:
+            return
+        for kind in self.kinds:
+            with contextlib.suppress(ApiError):  # its definition is gone too, or the object has just changed
+                for found in map(Resource, await self._list(kind, {})):
+                    if found.terminating and naming.FINALIZER in found.finalizers:
+                        others = [f for f in found.finalizers if f != naming.FINALIZER]
+                        patch = finalizers_patch(found, others)
+                        await self._context.cluster.patch(kind, found.namespace, found.name, patch)
+                        key = Key(kind, found.namespace, found.name)
+                        log.info(
+                            "finalizer removed, because Testbeds do not exist any more", extra={"key": key}
+                        )
 
     async def resync(self) -> None:
         """List every RESYNC_S, forever. Raises NamespacesChanged."""

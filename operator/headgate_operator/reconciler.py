@@ -21,6 +21,7 @@ from headgate_operator.plan.model import (
     Patch,
     Plan,
     SetFinalizers,
+    finalizers_patch,
 )
 from headgate_operator.queue import NotNow
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
@@ -154,8 +155,9 @@ class Reconciler:
         self, obj: Mapping[str, Any], finalizers: tuple[str, ...]
     ) -> Mapping[str, Any] | None:
         of = Resource(obj)
-        patch = {"metadata": {"finalizers": list(finalizers) or None, "resourceVersion": of.resource_version}}
-        return await self._context.cluster.patch(of.kind, of.namespace, of.name, patch)
+        return await self._context.cluster.patch(
+            of.kind, of.namespace, of.name, finalizers_patch(of, finalizers)
+        )
 
 
 def is_terminating(error: ApiError) -> bool:

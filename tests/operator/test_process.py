@@ -18,7 +18,9 @@ from headgate_operator.app import RESYNC_S, Operator, WatchFailed
 from headgate_operator.health import STALLED_WATCH_S
 from headgate_operator.logs import JsonLines
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.kube.api import ApiError
+from tests.operator.actors import a_run
 from tests.operator.test_testbed import ALL, KEY, condition, is_settled, names, patch, ready
 from tests.operator.world import World, a_testbed, is_true, simulate
 
@@ -121,6 +123,26 @@ def test_an_operator_that_every_namespace_refuses_waits_unready(caplog: pytest.L
     with caplog.at_level(logging.WARNING, logger="headgate"):
         simulate(scenario, namespaces=("lab",))
     assert caplog.text.count("the first list failed") == 1
+
+
+def test_an_operator_without_testbeds_releases_deleted_runs() -> None:
+    """Somebody deletes all definitions at once. That of ScenarioRun waits for the finalizer of a run, whose pods end with its Testbed."""
+
+    async def scenario(world: World) -> None:
+        run = a_run()
+        address = ("ScenarioRun", "lab", run["metadata"]["name"])
+        world.api.put({**run, "metadata": {**run["metadata"], "finalizers": [naming.FINALIZER]}})
+        kept = a_run()
+        kept["metadata"]["name"] = "kept"
+        world.api.put({**kept, "metadata": {**kept["metadata"], "finalizers": [naming.FINALIZER]}})
+        gone = lambda verb, kind, _: verb == "list" and kind == "Testbed"  # noqa: E731
+        world.api.failing.append((gone, ApiError(404, "", "404 page not found")))
+        await world.api.delete(*address)
+        world.start()
+        await world.until(lambda: address not in world.api.objects, limit_s=10)
+        assert naming.FINALIZER in world.api.objects["ScenarioRun", "lab", "kept"]["metadata"]["finalizers"]
+
+    simulate(scenario)
 
 
 def test_an_operator_without_the_definitions_of_its_kinds_logs_how_to_install_them(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -118,6 +118,11 @@ def drop_finalizer(obj: Resource) -> list[Action]:
     if naming.FINALIZER not in obj.finalizers:
         return []
     return [SetFinalizers(tuple(f for f in obj.finalizers if f != naming.FINALIZER))]
+
+
+def finalizers_patch(obj: Resource, finalizers: Sequence[str]) -> Manifest:
+    """Return the patch that sets exactly these finalizers. The resource version makes a concurrent change a conflict."""
+    return {"metadata": {"finalizers": list(finalizers) or None, "resourceVersion": obj.resource_version}}
 
 
 def heal_skipped(obj: Resource) -> Emit | None:
