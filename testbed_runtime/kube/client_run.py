@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.api import limits, models, naming
+from testbed_runtime.api import kinds, limits, models, naming
 from testbed_runtime.api.refusals import QUOTA_EXCEEDED
 from testbed_runtime.api.status import (
     COMPLETE,
@@ -46,6 +46,8 @@ REPORT_LIMIT_S = 30.0
 HEAL_LIMIT_S = 15.0
 """Time limit of the request that stops an interrupted run."""
 RETRY_S = 1.0
+KEPT_S = kinds.SECONDS_PER_WEEK
+"""How long a finished run of this command stays in the cluster: its report is on this machine, and a pipeline deletes nothing."""
 BEGUN = frozenset({"Running", EVALUATING, COMPLETE})
 """Phases in which the runner drives the run, whatever the operator cannot do."""
 NO_KIND = 404
@@ -72,6 +74,7 @@ def manifest(
         "scenarioName": document["metadata"]["name"],
         "scenario": document["spec"],
         "control": control,
+        "ttlSecondsAfterFinished": KEPT_S,
     }
     if variants:
         spec["variants"] = list(variants)

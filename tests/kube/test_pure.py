@@ -326,7 +326,7 @@ def test_a_run_between_two_trials_is_in_no_phase_of_a_trial():
 
 
 def test_the_run_of_a_document_is_valid_and_its_name_is_short_enough():
-    """Also for a scenario with the longest name."""
+    """Also for a scenario with the longest name. A week after its end it is deleted, because pipelines delete nothing."""
     document = {
         "metadata": {"name": "s" * 60},
         "spec": {"testbed": SPEC, "timeline": {}, "faults": [], "expect": []},
@@ -336,6 +336,7 @@ def test_the_run_of_a_document_is_valid_and_its_name_is_short_enough():
     found = client_run.manifest(document, name=name, namespace="shop", variants=["a"], control=False)
     checked = ScenarioRun.model_validate({**found, "metadata": {"name": name}})
     assert (checked.spec.control, checked.spec.variants) == (False, ["a"])
+    assert checked.spec.ttl_seconds_after_finished == 7 * 24 * 3600
 
 
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=50), max_size=5))
