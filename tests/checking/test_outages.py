@@ -558,6 +558,31 @@ def test_a_fault_that_costs_a_running_job_nothing_begins_with_what_it_fails(
     assert [brief(o) for o in found] == [("a", effect, 14, True)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "failed", "waited", "ended", "effect"),
+    [
+        ("heartbeats.mute", "heartbeat", (15, 18), 20, 15),
+        ("heartbeats.mute", "heartbeat", (11, 18), 20, 14),  # from the end of the outage before
+        ("store.slow", "checkpoint", (15, 18), 20, 15),
+        ("heartbeats.mute", "heartbeat", (15, 19), 20, 18),  # not the wait that failed
+        ("heartbeats.mute", "heartbeat", (15, 18), 13, 18),  # over before the job had recovered
+        ("frames.drop", "connection", (15, 18), 20, 18),  # the job runs until the connection closes
+    ],
+)
+def test_a_fault_that_fails_a_job_again_begins_with_what_it_fails(
+    history: Any, kind: str, failed: str, waited: tuple[float, float], ended: float, effect: float
+):
+    """The job has failed at 11 s and has recovered at 14 s. It fails again at 18 s, by a fault that has been there since 8 s."""
+    built = record(history, {}, (0.5, 12, 19))
+    for number, span in enumerate(((8, 11), waited), start=1):
+        built.wait(failed, "JobMaster", "tm-0-1", span, outcome="expired")
+        built.event(
+            "failover.started", str(number), 11.0 if number == 1 else 18.0, text="lost", data={"wait": failed}
+        )
+    found = outages_of(built.trial(), [fault("a", 8, ended, kind)], behind(((8, 14), (18, 20))), at(END))
+    assert [brief(o)[1:3] for o in found][1:] == [(effect, 20)]
+
+
 @pytest.mark.parametrize(("timed_out", "begun"), [(True, 15), (False, 18)])
 def test_a_failure_of_which_a_busy_jobmaster_heard_late_began_when_the_job_fell_behind(
     history: Any, timed_out: bool, begun: float
