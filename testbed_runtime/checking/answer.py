@@ -238,8 +238,7 @@ class _Paths:
         for number, span in reversed(list(enumerate(outage.rounds, start=1))):
             lasting = lasting or unnoticed_loss(self.waits, span.cause, span.failure)
             found.insert(0, self._round(outage, number, span, lasting))
-            named = "" if span.cause is None else span.cause.taskmanager
-            lasting = lasting_wait(self.waits, found[0].segments, named)
+            lasting = lasting_wait(self.waits, found[0].segments, span.cause)
         needless = [r.cause is not None and r.cause.kind == "slot" for r in outage.rounds]
         shared = share_slack(without_outrun(found, self.waits, self.effects), needless)
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)

@@ -33,15 +33,20 @@ def each_segment(rounds: Iterable[Round], change: Change) -> tuple[Round, ...]:
     return tuple(replace(r, segments=tuple(map(change, r.segments))) for r in rounds)
 
 
-def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
+def lasting_wait(
+    waits: Iterable[Wait], segments: Sequence[Segment], cause: Cause | None = None
+) -> Wait | None:
     """Return the wait with which the path of a round begins, if that wait had begun before the round. A wait
-    that ended together with the previous round delayed nothing. `failed`: the TaskManager that the failure
-    before the round names. A message in the mailbox of another TaskManager did not cause that failure."""
+    that ended together with the previous round delayed nothing. `cause`: the failure before the round. A message
+    in the mailbox of another TaskManager than the one it names did not cause it, and neither did one in that
+    TaskManager's own if the answer to a deployment only came too late for its option."""
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
-    elsewhere = (first.kind, first.what) == ("stalled", MESSAGES) and failed not in ("", first.who)
-    if elsewhere or first.end_ns - first.start_ns <= TIE_NS:
+    caused = cause is None or (cause.taskmanager in ("", first.who) and cause.kind != "deployment")
+    if (first.kind, first.what) == ("stalled", MESSAGES) and not caused:
+        return None
+    if first.end_ns - first.start_ns <= TIE_NS:
         return None
     same = [w for w in waits if (w.kind, w.who, w.what) == (first.kind, first.who, first.what)]
     found = [

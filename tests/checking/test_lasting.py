@@ -60,15 +60,27 @@ def test_a_wait_lasts_if_it_had_begun_before_the_round(kind: str, since: float, 
 def test_a_wait_lasts_over_failures_of_any_taskmanager(kind: str, failed: str):
     """Heartbeats that are missing fail the job when they have been missing for long enough, whatever failed before."""
     wait = waited(kind, 1, 6, who="w", what="tm-0-1")
-    assert lasting_wait([wait], [part(3, 5, kind, "tm-0-1")], failed) == wait
+    cause = Cause(3 * NS, "", "", "Task", failed)
+    assert lasting_wait([wait], [part(3, 5, kind, "tm-0-1")], cause) == wait
 
 
-@pytest.mark.parametrize(("failed", "found"), [("tm-0-1", True), ("tm-1-1", False)])
-def test_messages_that_are_held_up_last_over_failures_of_their_taskmanager(failed: str, *, found: bool):
-    """The mailbox of another one did not make the round before fail."""
+@pytest.mark.parametrize(
+    ("failed", "kind", "found"),
+    [
+        ("tm-0-1", "heartbeat", True),
+        ("", "heartbeat", True),
+        ("tm-1-1", "heartbeat", False),
+        ("tm-0-1", "deployment", False),
+    ],
+)
+def test_messages_that_are_held_up_last_over_the_loss_of_their_taskmanager(
+    failed: str, kind: str, *, found: bool
+):
+    """The mailbox of another one did not make the round before fail. A deployment that was not answered in time belongs to its option."""
     wait = waited("stalled", 1, 6, who="tm-0-1", what=MESSAGES)
     first = part(3, 5, "stalled", MESSAGES, who="tm-0-1")
-    assert lasting_wait([wait], [first], failed) == (wait if found else None)
+    cause = Cause(3 * NS, "", "", "JobMaster", failed, kind=kind)
+    assert lasting_wait([wait], [first], cause) == (wait if found else None)
 
 
 def test_the_latest_of_several_waits_with_one_name_lasts():
