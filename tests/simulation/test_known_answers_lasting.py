@@ -11,6 +11,9 @@ from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.report.answer import savings
 from tests.simulation.test_known_answers import (
+    ALL,
+    ASK,
+    HEARTBEAT,
     JOBMANAGER,
     KILL,
     NO_SPARE,
@@ -114,6 +117,59 @@ def test_a_jobmanager_that_is_back_before_a_replacement_cost_nothing(tmp_path: P
     assert line.startswith(
         "replaceLost = 12 s: a lower value saves at most 3.05 s, then the job waits for the JobManager's return"
     )
+
+
+def test_a_restart_delay_after_the_jobmanagers_return_is_no_registration(tmp_path: Path):
+    """It is back after 3 s, and the TaskManagers give the dead one up 11.9 s after the kill. Requests for slots that expire at 5 s and 11 s
+    cost a restart delay each, and the JobMaster asks for no slot until 15 s. A shorter delay helps until the TaskManagers are back."""
+    options = {**QUICK, HEARTBEAT: "12 s", SLOT: "2 s", DELAY: "4 s"}
+    faults = [fault("jm", "3 s", JOBMANAGER, jobmanager={"kill": {}})]
+    case = Case("rejoining", faults, "", 0.0, options=options, managers=NO_SPARE, observation="30 s")
+    found = recovery(case, tmp_path)
+    assert len(found.rounds) == 3
+    assert seconds(found, "the JobManager's return (killed by the fault `jm`)") == pytest.approx(
+        3.0, abs=TOLERANCE_S
+    )
+    assert seconds(found, HEARTBEAT) == pytest.approx(8.0, abs=TOLERANCE_S)
+    assert seconds(found, DELAY) == pytest.approx(4.0, abs=TOLERANCE_S)
+    (line,) = savings(found)
+    assert line.startswith(
+        f"{DELAY} = 4 s: a lower value saves at most 3.10 s, then the job waits for {HEARTBEAT}"
+    )
+
+
+def test_a_fault_that_fails_the_job_again_has_every_detection(tmp_path: Path):
+    """The TaskManager is lost 4.9 s after its answers are muted. It registers again, and is lost again and again until the fault ends: in
+    5 s and the answer that was not muted, 0.05 s later."""
+    mute = fault("mute", "16 s", SINK, heartbeats={"mute": {"direction": "response"}})
+    case = Case("muted", [mute], "", 0.0, options=QUICK, managers=NO_SPARE, observation="30 s")
+    found = of_case(case, tmp_path).recoveries
+    assert len(found) == 3
+    for one in found:
+        assert seconds(one, HEARTBEAT) == pytest.approx(4.8, abs=0.2)
+        assert any("would have avoided this failover" in line for line in savings(one))
+
+
+def test_each_deployment_that_is_not_answered_in_time_belongs_to_its_option(tmp_path: Path):
+    """Two tasks of one TaskManager wait for each other for 2 × 2.5 s, and the ask for the second one expires after 3 s in each of three
+    attempts. The next attempt begins when the TaskManager has handled the messages of the one before, 2 s later. The fault ends 20 s
+    after it began, 18.1 s after the first deployment."""
+    slow = fault("slow", "20 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "2500 ms"}})
+    options = {**QUICK, ASK: "3 s", DELAY: "1 s"}
+    case = Case(
+        "asked",
+        [slow, fault("kill", "1 s", SINK, at="500 ms", **KILL)],
+        "",
+        0.0,
+        options=options,
+        observation="40 s",
+    )
+    found = recovery(case, tmp_path)
+    assert len(found.rounds) == 4
+    assert (found.prices[0].option, found.prices[0].count) == (ASK, 3)
+    assert found.prices[0].seconds == pytest.approx(3 * 3.0, abs=TOLERANCE_S)
+    assert seconds(found, "to handle the messages in its mailbox") == pytest.approx(3 * 2.05, abs=TOLERANCE_S)
+    assert any(line.endswith("would have avoided these 3 failovers") for line in savings(found))
 
 
 def test_a_pause_in_a_catch_up_has_the_seconds_in_which_nothing_was_left_to_do(tmp_path: Path):
