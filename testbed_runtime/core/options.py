@@ -228,6 +228,15 @@ BY_KEY: dict[str, Option] = {o.key: o for o in EFFECTIVE}
 ALIASES: dict[str, str] = {alias: o.key for o in EFFECTIVE for alias in o.aliases}
 
 
+def equal_values(key: str, one: str, other: str) -> bool:
+    """Return whether two values of an option mean the same, as `60 s` and `1 min` do. Values that cannot be parsed are compared as text."""
+    known = BY_KEY.get(ALIASES.get(key, key))
+    try:
+        return one == other or (known is not None and bool(known.parse(one) == known.parse(other)))
+    except ValueError:
+        return False
+
+
 def unknown_version(path: str, version: object) -> UserError:
     """Return the error of a `flinkVersion` that is not reproduced, with the nearest one that is."""
     listed = ", ".join(VERSIONS)

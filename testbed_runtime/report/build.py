@@ -14,7 +14,7 @@ from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
-from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.options import BY_KEY, Options, equal_values
 from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
 from testbed_runtime.report.model import Cell, PhaseLatency, RunView, Setting, TrialView
@@ -180,21 +180,12 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
         values = tuple(
             o.as_map().get(key) or (key in BY_KEY and o.text(key)) or quantities.DASH for o in options
         )
-        differs = any(not _same(key, v, default) for v in values)
+        differs = any(not equal_values(key, v, default) for v in values)
         yield Setting(key, values, default, differs=differs, by_variant=len(set(values)) > 1)
 
 
 def _default(key: str, version: str) -> str:
     return (key in BY_KEY and Options({}, flink_version=version).text(key)) or quantities.DASH
-
-
-def _same(key: str, left: str, right: str) -> bool:
-    """Compare parsed values, so that `60 s` equals `1 min`. Values that cannot be parsed are compared as text."""
-    try:
-        parse = BY_KEY[key].parse if key in BY_KEY else str
-        return bool(parse(left) == parse(right))
-    except ValueError:
-        return left == right
 
 
 def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -11,7 +11,7 @@ from testbed_runtime.api import kinds
 from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.judgement.detector import Disturbance, Quality, quality
-from testbed_runtime.core.options import ALIASES, BY_KEY, Options
+from testbed_runtime.core.options import ALIASES, BY_KEY, Options, equal_values
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import LATEST
 from testbed_runtime.tuning.grid import CURRENT, DEFAULT, Row, configuration, rows
@@ -79,17 +79,8 @@ def reference_values(
 
 def same_values(spec: kinds.TuningStudySpec, one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     """Return whether the studied options have the same values in both, as `50 s` and `50000` are."""
-    return all(_is_equal(option.key, one.get(option.key), other.get(option.key)) for option in spec.options)
-
-
-def _is_equal(key: str, one: str | None, other: str | None) -> bool:
-    if one is None or other is None:
-        return False
-    known = BY_KEY[ALIASES.get(key, key)]
-    try:
-        return one == other or bool(known.parse(one) == known.parse(other))
-    except ValueError:  # the scenarios differ, or Flink derives the default
-        return False
+    keys = [option.key for option in spec.options]
+    return all(k in one and k in other and equal_values(k, one[k], other[k]) for k in keys)
 
 
 def merged(

@@ -198,9 +198,10 @@ def _first(objectives: Sequence[Objective], candidates: list[Line], default: Lin
 def _leading(objectives: Sequence[Objective], candidates: list[Line]) -> Line | None:
     """Return the row that is better in the first objective in which they differ; of equal rows the one with the smallest number."""
     for index, objective in enumerate(objectives):
-        sign = 1.0 if objective.direction == "min" else -1.0
-        least = min((sign * _number(line, index) for line in candidates), default=0.0)
-        candidates = [c for c in candidates if sign * _number(c, index) <= least + MATTERS * abs(least)]
+        losses = [_loss(objective, c.values[index]) for c in candidates]
+        most = min(losses, default=0.0)
+        most += MATTERS * abs(most)
+        candidates = [c for c, loss in zip(candidates, losses, strict=True) if loss <= most]
     return min(candidates, key=lambda line: line.row.number, default=None)
 
 
@@ -223,27 +224,26 @@ def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
 
 def _within(objectives: Sequence[Objective], line: Line) -> bool:
     """Return whether every objective is within its limit."""
-    for index, objective in enumerate(objectives):
+    for objective, value in zip(objectives, line.values, strict=True):
         limit = limit_of(objective)
-        sign = 1.0 if objective.direction == "min" else -1.0
-        if limit is not None and sign * _number(line, index) > sign * limit:
+        if limit is not None and _loss(objective, value) > _loss(objective, limit):
             return False
     return True
 
 
 def _worse(objectives: Sequence[Objective], line: Line, than: Line, matters: float = MATTERS) -> bool:
     """Return whether some objective is worse than in the other row, by more than this share."""
-    for index, objective in enumerate(objectives):
-        sign = 1.0 if objective.direction == "min" else -1.0
-        other = _number(than, index)
-        if sign * (_number(line, index) - other) > matters * abs(other):
+    for objective, value, other in zip(objectives, line.values, than.values, strict=True):
+        least = _loss(objective, other)
+        if _loss(objective, value) - least > matters * abs(least):
             return True
     return False
 
 
-def _number(line: Line, index: int) -> float:
-    number = line.objectives[index].number
-    return float("inf") if number is None else number
+def _loss(objective: Objective, value: float | None) -> float:
+    """Return the value of an objective so that less is better."""
+    number = float("inf") if value is None else value
+    return number if objective.direction == "min" else -number
 
 
 def _on_front(
