@@ -28,7 +28,9 @@ _REFUSALS = {
     "failed quota": Refusal(
         "the ResourceQuota needs a value that Headgate does not set: add a LimitRange with a default for it to the namespace"
     ),
-    "usage per ": Refusal("change the LimitRange of the namespace, or spec.pods.resources"),
+    "usage per ": Refusal(
+        "change the LimitRange of the namespace (for a TaskManager, spec.pods.resources also helps)"
+    ),
     TERMINATING: Refusal("wait until the namespace is deleted, or use another one"),
     "denied request": Refusal("an admission policy of the cluster refuses it: look at that policy"),
     "denied the request": Refusal("look at the policy of that admission webhook"),

@@ -23,7 +23,7 @@ from msgspec import Struct
 from testbed_runtime.api import naming
 from testbed_runtime.api.resources import manifest, resource_type
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube.connection import CONNECTIONS, Login, login
+from testbed_runtime.kube.connection import CONNECTIONS, Login, login, proxy_hint
 from testbed_runtime.timeouts import polled, repeated
 
 CALL_LIMIT_S = 30.0
@@ -439,7 +439,7 @@ class Api:
         )
 
     def _unreachable(self, error: Exception, request: _Request) -> ApiError:
-        text = f"{self.server}: {type(error).__name__}: {error}"
+        text = f"{self.server}{proxy_hint(self.server)}: {type(error).__name__}: {error}"
         return ApiError(0, "Unreachable", text, call=str(request))
 
 

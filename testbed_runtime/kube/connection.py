@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import yaml
@@ -99,6 +99,16 @@ def is_direct(server: str) -> bool:
     except ValueError:
         return False
     return any(address in network for network in _networks(getproxies().get("no", "")))
+
+
+def proxy_hint(server: str) -> str:
+    """Return how a server is reached, for the message that it was not: empty if it is reached directly. The proxy's address may have a
+    password, so it is not shown."""
+    url = urlsplit(server)
+    if is_direct(server) or url.scheme not in getproxies() or proxy_bypass(url.hostname or ""):
+        return ""
+    variable = f"{url.scheme.upper()}_PROXY"
+    return f" through {variable} (add {url.hostname} to NO_PROXY to reach it directly)"
 
 
 def _networks(listed: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:

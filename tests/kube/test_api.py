@@ -12,7 +12,7 @@ import yaml
 from aiohttp import web
 
 from testbed_runtime.kube.api import ApiError, Call, connect
-from testbed_runtime.kube.connection import MAX_LINE_BYTES, LoginFailed, is_direct, login
+from testbed_runtime.kube.connection import MAX_LINE_BYTES, LoginFailed, is_direct, login, proxy_hint
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -136,6 +136,27 @@ def test_a_server_in_a_network_of_no_proxy_is_reached_without_the_proxy(
     """As kubectl does. Names in NO_PROXY are left to aiohttp."""
     monkeypatch.setenv("no_proxy", ".svc, 10.0.0.0/8,fd00::/8,192.168.0.7,api.example")
     assert is_direct(server) is direct
+
+
+@pytest.mark.parametrize(
+    ("server", "hint"),
+    [
+        ("https://10.96.0.1:443", ""),
+        ("https://11.0.0.1", " through HTTPS_PROXY (add 11.0.0.1 to NO_PROXY to reach it directly)"),
+        ("https://api.example:6443", ""),
+        ("http://11.0.0.1", ""),
+    ],
+    ids=["in a network of NO_PROXY", "through the proxy", "a name of NO_PROXY", "another scheme"],
+)
+def test_a_server_that_is_not_reached_through_a_proxy_is_reported_with_the_variable(
+    server: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster may set HTTPS_PROXY in every pod, and the proxy does not know the address of the API server's Service."""
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
+    monkeypatch.setenv("no_proxy", ".svc,10.0.0.0/8,api.example")
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    assert proxy_hint(server) == hint
 
 
 async def test_an_expired_token_of_an_exec_plugin_is_renewed_once(server: Server, tmp_path: Path) -> None:
