@@ -45,6 +45,8 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     observation_s: int
     heartbeats: bool = False
     """Whether heartbeats detect the fault. It then begins at a random moment of their interval, and the observation waits for their timeout."""
+    checkpoints: bool = False
+    """Whether a checkpoint has to begin during the fault. The fault and the observation then last one interval longer."""
     errors: tuple[str, ...] = ()
     """Parts of the lines that Flink logs when the problem occurs. `*` is any text."""
     keys: tuple[str, ...] = ()

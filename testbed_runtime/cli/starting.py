@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,10 +21,14 @@ from testbed_runtime.core.options import BY_KEY, OWN_PREFIX, Options
 if TYPE_CHECKING:
     from jinja2 import Template
 
+_VALUE = re.compile(r"\{([a-z]+\.[a-z.-]+)\}")
+"""An option in the comment of a line. Its value is inserted."""
+_DURATION = re.compile(r"^( *duration: )(\d+)")
 REGISTRATION = "registration:"
 """Part of the line of a fault that delays registrations of partitions."""
 MAX_WAITED_S = 600
-"""Maximum seconds that a long backoff adds to the observation. The last request may be sent that much later than the partition is registered."""
+"""Maximum seconds that a long backoff or checkpoint interval adds to the observation. The last request may be sent that much later than the
+partition is registered."""
 ADDED_CHECKPOINTS = Line(
     CHECKPOINTS.key,
     CHECKPOINTS.value,
@@ -59,6 +64,7 @@ def document(question: Question, shape: Shape) -> str:
     waited_s = given.interval_s + given.timeout_s if given and question.heartbeats else 0
     if given and REGISTRATION in question.faults:
         waited_s = min(MAX_WAITED_S, math.ceil(_backoff(question, shape).maximum))
+    waited_s += _interval_s(question, shape)
     replicas = (3 if question.overload else 2) * shape.parallelism + question.spare
     return _template().render(
         question=question,
@@ -88,17 +94,37 @@ def _template() -> Template:
 
 
 def _faults(question: Question, shape: Shape) -> Iterator[str]:
-    for line in question.faults.splitlines():
+    for written in question.faults.splitlines():
+        line = _VALUE.sub(lambda m: _effective(m[1], question, shape), written)
+        line = _DURATION.sub(lambda m: f"{m[1]}{int(m[2]) + _interval_s(question, shape)}", line)
         yield line + (f"; {_budget(question, shape)}" if REGISTRATION in line else "")
         if shape.given and question.heartbeats and line.strip().startswith("at:"):
             jitter = f"  jitter: {shape.given.interval_s} s"
             yield f"{jitter:<41}# up to one heartbeat.interval later; `headgate simulate --seeds 20` shows the range"
 
 
+def _interval_s(question: Question, shape: Shape) -> int:
+    """Return how much longer than the question's fault one interval of the reader's checkpoints is."""
+    if not question.checkpoints or shape.given is None:
+        return 0
+    return min(MAX_WAITED_S, math.ceil(_in_effect(question, shape).duration(CHECKPOINTS.key)))
+
+
+def _effective(key: str, question: Question, shape: Shape) -> str:
+    """Return the option with the value that it has in the document."""
+    seconds = _in_effect(question, shape).duration(key)
+    return f"{BY_KEY[key].name_in(shape.flink_version)} = {seconds:g} s"
+
+
 def _backoff(question: Question, shape: Shape) -> Backoff:
     """Return the backoff of the sinks' requests for partitions, which are in the same TaskManager, with the options of the document."""
+    return local_backoff(_in_effect(question, shape))
+
+
+def _in_effect(question: Question, shape: Shape) -> Options:
+    """Return the options of the document."""
     written = shape.given.options if shape.given else {line.key: line.value for line in question.options}
-    return local_backoff(Options(written, flink_version=shape.flink_version))
+    return Options(written, flink_version=shape.flink_version)
 
 
 def _budget(question: Question, shape: Shape) -> str:

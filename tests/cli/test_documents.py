@@ -108,6 +108,18 @@ def test_a_late_producer_names_the_delay_that_its_options_do_not_survive(
         assert headgate("simulate", path, "--quiet").returncode == code
 
 
+def test_a_slow_store_is_slow_for_a_checkpoint_of_the_readers_own_interval(headgate, tmp_path):
+    """With a fixed length, a checkpoint every 90 s would never meet the fault. The comments name the reader's timeouts."""
+    conf = tmp_path / "flink-conf.yaml"
+    conf.write_text("execution.checkpointing.interval: 90 s\nexecution.checkpointing.timeout: 5 min\n")
+    slow = headgate("new", "slow-checkpoints", "--flink-conf", conf, "-o", "-").stdout
+    spec = yaml.safe_load(slow)["spec"]
+    assert (spec["faults"][0]["duration"], spec["timeline"]["observation"]) == ("110 s", "120 s")
+    assert "a checkpoint expires after execution.checkpointing.timeout = 300 s\n" in slow
+    paused = headgate("new", "taskmanager-paused", "--flink-conf", conf, "-o", "-").stdout
+    assert "a failover from about heartbeat.timeout = 50 s on\n" in paused
+
+
 def test_new_never_overwrites_a_document(headgate, tmp_path):
     """The second call says how to go on."""
     path = tmp_path / "mine.yaml"
