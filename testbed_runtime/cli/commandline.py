@@ -36,6 +36,10 @@ class _Commands(TyperGroup):
             raise
         except KeyboardInterrupt:  # Ctrl-C during a command without a cleanup, such as simulate
             raise exits.Interrupted from None
+        except BrokenPipeError:  # the reader of the output is gone; typer would exit with 1, which means Fail
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            raise typer.Exit(exits.ERROR) from None
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         """Find the command. Typer suggests a command for a misspelt name, and this method suggests one for an abbreviation."""
@@ -102,10 +106,6 @@ def run_command_line(build: Callable[[], typer.Typer], name: str) -> None:
             build()(prog_name=name)
         except (exits.Interrupted, KeyboardInterrupt) as error:
             _end_interrupted(error)
-        except BrokenPipeError:
-            # the reader of stdout is gone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(exits.ERROR)
         except Exception as error:
             if noted:
                 _end_interrupted(exits.Interrupted())
