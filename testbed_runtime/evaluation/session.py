@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pwd
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,8 @@ JAVA_MINIMUM = 17
 JAVA_ANSWER_S = 20.0
 """`java -version` answers in 0.1 s. A busy machine gets more time."""
 LOOPBACK = "127.0.0.1"
+OPEN_FILES = 1024
+"""Files that Spark may need to open: its 280 JARs, sockets and files of data. With 320 it does not start."""
 USER_WITHOUT_A_NAME = "headgate"
 """The name of a user whose id has no name, for Hadoop."""
 DRIVER_MEMORY = "1g"
@@ -119,6 +122,14 @@ def settings(scratch: Path) -> dict[str, str]:
     }
 
 
+def _few_files() -> str:
+    """Return a hint if this account may open too few files for Spark; otherwise empty. Java raises the soft limit by itself."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if not 0 <= limit < OPEN_FILES:
+        return ""
+    return f" A process here may open {limit} files, and Spark needs {OPEN_FILES}: raise the limit (`ulimit -n`)."
+
+
 @contextmanager
 def spark_session(
     scratch: Path, *, master: str = "", more: Mapping[str, str] | None = None
@@ -143,7 +154,7 @@ def spark_session(
             _start_as_nameless(chosen)
         session = builder.getOrCreate()
     except Exception as error:
-        raise HeadgateError(f"Spark did not start: {first_line(error)}") from error
+        raise HeadgateError(f"Spark did not start: {first_line(error)}{_few_files()}") from error
     try:
         yield session
     finally:

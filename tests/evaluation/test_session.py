@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,24 @@ def test_spark_keeps_to_this_machine_and_to_its_scratch_folder(tmp_path: Path):
     assert found["spark.local.dir"] == str(tmp_path)
     assert found["spark.jars.ivy"].startswith(str(tmp_path))
     assert f"-Djava.io.tmpdir={tmp_path}" in found["spark.driver.extraJavaOptions"]
+
+
+def test_spark_without_enough_open_files_names_the_limit(tmp_path: Path):
+    """Java then ends in the middle of a stack trace about JARs, and PySpark only knows that it has ended."""
+    home = java(tmp_path / "home", 'openjdk version "17.0.15" 2025-04-15')
+    code = (
+        "import pathlib, resource, sys\n"
+        "from testbed_runtime.evaluation.session import spark_session\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        "with spark_session(pathlib.Path(sys.argv[1])): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=os.environ | {"JAVA_HOME": str(home)},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.stderr.splitlines()[-1].endswith(
+        "A process here may open 256 files, and Spark needs 1024: raise the limit (`ulimit -n`)."
+    )
