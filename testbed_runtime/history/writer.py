@@ -71,6 +71,8 @@ def _with_defaults(table: str, row: dict[str, Any]) -> tuple[Any, ...]:
 class RowBuffer:
     """The rows of one process in order, per table."""
 
+    __slots__ = ("_chunk_rows", "_chunks", "_common", "_now_ns", "_rows", "_seq")
+
     def __init__(
         self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs, chunk_rows: int = MAX_INT
     ) -> None:

@@ -24,6 +24,12 @@ def to_ns(seconds: float) -> int:
 class TaskMeter:
     """Cumulative counters of one attempt. The task enters IDLE or BACKPRESSURED; all other time is BUSY."""
 
+    __slots__ = (
+        "_arrival_lag_ns", "_clock", "_history", "_latency", "_markers", "_markers_since", "_sampled_in",
+        "_since", "_spent", "_window", "attempt", "buffers_in", "bytes_in", "bytes_out", "input_at",
+        "lag_at", "mode", "records_in", "records_out", "role", "task", "vertex",
+    )  # fmt: skip
+
     def __init__(self, descriptor: TaskDeploymentDescriptor, clock: Clock, history: HistorySink) -> None:
         vertex = descriptor.vertex
         self.task = f"{vertex.name}-{descriptor.subtask}"

@@ -29,6 +29,8 @@ class OutputFlusher:
     share `phase` of an interval, from 0 to 1, and all others are `interval_s` apart. No timer runs while nothing is written, and a
     missed tick is skipped. With an interval of 0 every `touched` flushes at once; with a negative one nothing is ever flushed."""
 
+    __slots__ = ("_first", "_flush", "_interval_s", "_loop", "_phase", "_timer")
+
     def __init__(self, interval_s: float, flush: Callable[[], None], *, phase: float = 0.0) -> None:
         self._interval_s = interval_s
         self._flush = flush
@@ -82,6 +84,11 @@ class OutputFlusher:
 
 class TaskOutput:
     """All result partitions of a task, each with its partitioner. Used by the task's own coroutine only."""
+
+    __slots__ = (
+        "_flushable", "_flusher", "_meter", "_on_first", "_outputs", "_pool", "_pools", "_random",
+        "_watched", "waits",
+    )  # fmt: skip
 
     def __init__(
         self,

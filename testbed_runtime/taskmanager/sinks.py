@@ -25,6 +25,10 @@ WHOLE_OUTPUT = 1
 class SinkWriter:
     """Exactly-once commits are part of checkpoint acknowledgements; at-least-once commits every flush."""
 
+    __slots__ = (
+        "_flush_at", "_flushes", "_publishing", "_run", "_seen", "_to_publish", "at_once", "sink",
+    )  # fmt: skip
+
     def __init__(self, run: TaskRun, config: SinkConfig) -> None:
         self._run = run
         self.sink = make_sink(config, run.subtask, run.descriptor.attempt_number)

@@ -53,6 +53,12 @@ def shortest_interval_s(buffer_timeout_s: float, fill_s: float) -> float:
 class SourceTask:
     """The invokable of a source: `restore`, then `run` to its end."""
 
+    __slots__ = (
+        "_batch", "_checkpointing", "_config", "_deferring", "_drained", "_ended", "_fill_s",
+        "_final_outcome", "_final_wait", "_idle", "_lazy", "_limiter", "_marker_at", "_marker_s", "_most",
+        "_policy", "_run", "_tick_s", "_waits", "source",
+    )  # fmt: skip
+
     def __init__(self, run: TaskRun, config: SourceConfig) -> None:
         self._run = run
         self._config = config

@@ -31,6 +31,7 @@ from testbed_runtime.core.exchange.events import (
     EventAnnouncement,
     SnapshotType,
 )
+from testbed_runtime.core.exchange.gate import PolledRun
 from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.messages import TriggerCheckpoint
@@ -64,6 +65,13 @@ _AT_ONCE = frozenset(
 class StreamTask:
     """The invokable of an operator or a sink: `restore`, then `run` to the end of its input."""
 
+    __slots__ = (
+        "_at_once", "_barriers", "_connected", "_data_ended", "_debloating", "_dropped", "_emit",
+        "_free_at", "_has_timers", "_open", "_policy", "_readers", "_receiving", "_run", "_run_buffers",
+        "_service", "_service_time_s", "_sink", "_superstep_ends", "_tracks_latency", "_unaligned",
+        "operator",
+    )  # fmt: skip
+
     def __init__(self, run: TaskRun) -> None:
         self._run = run
         vertex = run.descriptor.vertex
@@ -93,6 +101,8 @@ class StreamTask:
         self._emit: Callable[[Records], Awaitable[None]] = run.output.emit
         self._receiving = Receiving(run, flow, self._process) if flow.queued else None
         self._run_buffers = self._longest_run()
+        slow = flow.queued or run.work is not None
+        self._at_once: frozenset[type[object]] = frozenset() if slow else _AT_ONCE
         self._has_timers = (
             self._debloating.active
             or (self._sink is not None and self._sink.at_once)
@@ -153,23 +163,31 @@ class StreamTask:
                 await self._on_trigger(run.triggers.popleft())
             if (due := self._next_timer()) is not None and due <= run.now():
                 await self._on_timers()
-            if not (run.output.is_available or run.input.has_priority):
+            available = run.output.is_available
+            if not (available or run.input.has_priority):
                 await self._wait_for_output()
                 continue
-            item = run.input.poll(self._run_buffers)
-            if item is None:
-                await self._idle()
-                continue
-            if not self._handled_at_once(*item):
+            item, handled = self._poll(several=available)
+            if item is not None and not handled:
                 await self._handle(*item)
-            if run.work is not None:
-                await run.work.pay()
-            if not isinstance(item[1], list):
+                if run.work is not None:
+                    await run.work.pay()
+            if item is None or not isinstance(item[1], list):
                 finished = run.input.finished  # an event may have been the last one
+                if item is None and not finished:
+                    await self._idle()
             elif run.input.is_available:
                 await run.services.cpu.yield_control()
             elif run.output.is_available:
                 await self._idle()
+
+    def _poll(self, *, several: bool) -> tuple[PolledRun | None, bool]:
+        """Handle the events that never wait, and return what comes after them. Without `several`, handle one and return it with True."""
+        poll, most = self._run.input.poll, self._run_buffers
+        item = poll(most)
+        while (handled := self._handled_at_once(item)) and several:
+            item = poll(most)
+        return item, handled
 
     async def read_recovered(self, on_consumed: Callable[[], None]) -> None:
         """Process the input that was in flight at the checkpoint. Call `on_consumed` whenever the input of a gate is processed."""
@@ -219,11 +237,14 @@ class StreamTask:
 
     # ---- what arrives ----------------------------------------------------------------------------------------
 
-    def _handled_at_once(self, channel: int, item: list[Buffer] | Event) -> bool:
+    def _handled_at_once(self, polled: PolledRun | None) -> bool:
         """Note that a producer has answered, and handle an event that never waits. Return False for anything else."""
+        if polled is None:
+            return False
         if not self._connected:
             self._note_connected()
-        if isinstance(item, list) or type(item) not in _AT_ONCE or self._receiving is not None:
+        channel, item = polled
+        if isinstance(item, list) or type(item) not in self._at_once:
             return False
         self._on_event(channel, item)
         return True
@@ -254,6 +275,8 @@ class StreamTask:
         if isinstance(item, CheckpointBarrier):
             if effects := self._barriers.on_barrier(channel, item, self._run.now()):
                 self._perform(effects)
+        elif isinstance(item, EndOfOutputChannelState):
+            self._run.input.on_producer_recovered(channel)
         elif isinstance(item, EndOfPartition):
             del self._open[channel]
             self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
@@ -264,8 +287,6 @@ class StreamTask:
             self._perform(effects)
         elif isinstance(item, CancelCheckpointMarker):
             self._perform(self._barriers.on_cancellation(channel, item.checkpoint_id, self._run.now()))
-        elif isinstance(item, EndOfOutputChannelState):
-            self._run.input.on_producer_recovered(channel)
 
     async def _take(self, records: Records, channel: int) -> None:
         if not len(records):

@@ -81,6 +81,8 @@ def flink_address(address: Address) -> str:
 class _ServerPump(Pump):
     """The producer's end of one connection."""
 
+    __slots__ = ("_decoder", "_named", "_owner", "_requested")
+
     machine: PartitionRequestServer
 
     def __init__(self, owner: DataServer) -> None:
@@ -297,6 +299,8 @@ def event_buffer(data: bytes, data_type: DataType) -> Buffer:
 
 class _ClientPump(Pump):
     """The consumer's end of one connection."""
+
+    __slots__ = ("_borrowed", "_decoder", "_lend", "_owner", "_rest", "_unread", "ended", "key")
 
     machine: PartitionRequestClient
 

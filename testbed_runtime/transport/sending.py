@@ -13,7 +13,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import BufferResponse, BytesLike, Frame, WireVersion
 from testbed_runtime.core.exchange.memory import Buffer, recycle_all
-from testbed_runtime.core.exchange.wiresize import wire_size
+from testbed_runtime.core.exchange.wiresize import FIXED_BYTES, header_bytes, wire_size
 from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
 from testbed_runtime.ports.network import Connection, FrameConnection
@@ -41,6 +41,11 @@ class Machine(Protocol):
 
 class Pump:
     """The part shared by both ends: sends frames through tap and interceptor while the connection is writable."""
+
+    __slots__ = (
+        "_answering", "_asked", "_carrier", "_closed", "_connection", "_interceptor", "_loop", "_pulling",
+        "_tap", "_version", "link_in", "link_out", "machine",
+    )  # fmt: skip
 
     machine: Machine
 
@@ -117,15 +122,19 @@ class Pump:
     def _pull_frames(self, connection: Connection, carrier: FrameConnection) -> None:
         """Send whole frames. Those that fit into the connection's window leave together."""
         tap, following, version = self._tap, self.machine.next_frame, self._version
+        header = header_bytes(version)
         left, room, frames, size = FRAMES_PER_PULL, carrier.room, list[tuple[object, int]](), 0
         while left and (taken := following()) is not None:
             left -= 1
             frame, buffer = taken
             if tap is not None:
                 tap.seen("sent", self.link_out, frame)
-            its_size = wire_size(frame, version)
-            if buffer is not None and buffer.is_volatile:
-                frame = self._kept(frame, buffer)
+            if type(frame) is BufferResponse:
+                its_size = header + len(frame.data)
+                if buffer is not None and buffer.is_volatile:
+                    frame = self._kept(frame, buffer)
+            else:
+                its_size = FIXED_BYTES.get(type(frame)) or wire_size(frame, version)
             if size + its_size <= room:
                 frames.append((frame, its_size))
                 size += its_size

@@ -61,6 +61,13 @@ class BusyThread:
 class SimulatedConnection:
     """One end of a connection. `_link` is its outgoing direction; received data waits in `_inbox` until it is read."""
 
+    __slots__ = (
+        "_arrival", "_closing", "_context", "_dead", "_eof", "_eof_error", "_fabric", "_handler", "_inbox",
+        "_last_arrival", "_link", "_loop", "_make_handler", "_moving", "_other", "_out", "_queued",
+        "_reading", "_reading_soon", "_thread", "_under_way", "_window", "is_closed", "local", "owner",
+        "peer", "remote", "resumes_at", "writable",
+    )  # fmt: skip
+
     def __init__(
         self,
         fabric: SimulatedFabric,

@@ -12,6 +12,8 @@ import numpy.typing as npt
 class LatencyHistogram:
     """Counts per bucket, given ascending upper bounds in nanoseconds. One more bucket holds larger values."""
 
+    __slots__ = ("_bounds", "_bounds_ns", "_counts", "_has_batches", "_singles", "count", "max_ns")
+
     def __init__(self, bounds_ns: Sequence[int]) -> None:
         self._bounds_ns = bounds_ns
         self._bounds = np.array(bounds_ns, dtype=np.int64)

@@ -55,6 +55,11 @@ class _Division:
 class Partitioner:
     """Splits the batches of one result partition, keeping the order of records within each subpartition."""
 
+    __slots__ = (
+        "_division", "_is_shared", "_is_single", "_max_parallelism", "_next", "_partitioning",
+        "_subpartitions",
+    )  # fmt: skip
+
     def __init__(
         self, partitioning: str, subpartitions: int, max_parallelism: int, *, start: int = 0
     ) -> None:

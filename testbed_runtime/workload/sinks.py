@@ -24,6 +24,8 @@ FEW_RECORDS = 4
 class LedgerSink:
     """Records what each source sent: bitmaps of sequence numbers, and counts of duplicates, disorder and corruption."""
 
+    __slots__ = ("_ledger", "_pending", "context", "uncut")
+
     def __init__(self, context: SubtaskContext) -> None:
         self.context = context
         self._ledger = Ledger()
@@ -38,7 +40,7 @@ class LedgerSink:
         most = FEW_RECORDS if records.dtype.itemsize <= SMALL_RECORD_BYTES else 1
         if len(records) <= most:
             for number in range(len(records)):
-                self._write_one(records[number : number + 1], channel)
+                self._write_one(records[number : number + 1] if len(records) > 1 else records, channel)
             return
         good = intact(records)
         whole = int(np.count_nonzero(good)) == len(records)

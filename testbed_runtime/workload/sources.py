@@ -38,6 +38,11 @@ LINES_BYTES_MAX = 1 << 20
 class GeneratedSource:
     """One subtask of a source: the records n with n % parallelism == subtask. Sequence numbers start at 0, without gaps."""
 
+    __slots__ = (
+        "_config", "_cumulative", "_dtype", "_parallelism", "_period_ns", "_salt", "_subtask", "_t0_ns",
+        "_vertex", "block", "block_start", "limit", "next_sequence",
+    )  # fmt: skip
+
     def __init__(
         self, config: SourceConfig, *, vertex: int, subtask: int, parallelism: int, seed: int, t0_ns: int
     ) -> None:

@@ -31,6 +31,13 @@ class InputGate:
     `client.add(channel)` for remote and `channel.request(now)` for local channels, and `poll`. `close` works any time.
     """
 
+    __slots__ = (
+        "_answered", "_asked", "_closed", "_deadline", "_is_set_up", "_network", "_not_found", "_queued",
+        "_queued_priority", "_ready", "_ready_priority", "_requests", "_reserved", "_timeout_s",
+        "_unfinished", "_wake", "_without_end_of_data", "channels", "draining", "exclusive", "finished",
+        "on_ready", "pool", "received_bytes", "remote_channels",
+    )  # fmt: skip
+
     def __init__(
         self,
         network: NetworkBufferPool,
@@ -180,7 +187,7 @@ class InputGate:
             channel = self.channels[index]
             if channel.is_released:
                 continue
-            run = channel.take_run(most) if type(channel) is RemoteInputChannel else None
+            run = channel.take_run(most) if most > 1 and type(channel) is RemoteInputChannel else None
             if run is None:
                 taken = channel.take()
                 if taken is None:
@@ -198,8 +205,7 @@ class InputGate:
 
     def _event(self, index: int, buffer: Buffer) -> Event:
         self.received_bytes += buffer.size
-        event = event_of(buffer)
-        buffer.recycle()
+        event = event_of(buffer)  # which keeps its bytes
         if type(event) is EndOfData:
             if not self._without_end_of_data.discard(index):
                 raise FlinkError("IllegalStateException", "")

@@ -74,6 +74,13 @@ def check_index(subpartition: int, count: int) -> None:
 class ResultPartition:
     """A pipelined or blocking partition. It belongs to one task, which awaits the pool if `emit` accepts only a part."""
 
+    __slots__ = (
+        "_barriers", "_builders", "_consumed_callbacks", "_data_ended", "_file", "_finished", "_lost",
+        "_on_all_data_processed", "_shares", "_unacknowledged", "_unconsumed", "_whole_bytes", "_written",
+        "failure_cause", "is_closed", "is_released", "name", "on_barriers_sent", "on_task_event",
+        "partition_id", "pool", "subpartitions",
+    )  # fmt: skip
+
     def __init__(
         self,
         partition_id: ResultPartitionID,

@@ -47,6 +47,11 @@ class PartitionRequestServer:
     """Flink's PartitionRequestServerHandler and PartitionRequestQueue. `wake` is called when `next_frame` may return a
     frame after it returned None. Once `next_frame` is drained, `closing` says whether to close the connection."""
 
+    __slots__ = (
+        "_available", "_control", "_credit_based", "_fatal", "_listeners", "_manager", "_on_data",
+        "_readers", "_replaced", "_wake", "closing", "generation",
+    )  # fmt: skip
+
     def __init__(
         self, manager: ResultPartitionManager, wake: Callable[[], None], *, credit_based: bool = True
     ) -> None:
@@ -86,7 +91,7 @@ class PartitionRequestServer:
         return bool(self._available or self._control)
 
     def next_frame(self) -> Outgoing | None:
-        """Return the next frame and, for BufferResponse, the buffer to recycle after sending; or None."""
+        """Return the next frame and, for data, the buffer to recycle after sending; or None. An event keeps its bytes."""
         if self._control:
             return self._control.popleft(), None
         while self._available:
@@ -103,16 +108,17 @@ class PartitionRequestServer:
                 if more:
                     self._register(reader)
                 buffer = polled.buffer
+                data_type = buffer.data_type
                 frame = BufferResponse(
                     reader.receiver,
                     reader.subpartition,
                     polled.sequence_number,
                     polled.backlog,
-                    buffer.data_type,
+                    data_type,
                     buffer.view(),
                     buffer.compressed,
                 )
-                return frame, buffer
+                return frame, buffer if data_type.is_buffer else None
             error = self._released_with_cause(reader)
             if error is not None:
                 return error, None
@@ -147,9 +153,9 @@ class PartitionRequestServer:
         """Queue the reader if it may send. Without exclusive buffers and credit, announce its backlog. A view may call this while
         it is still being created."""
         view = reader.view
-        if reader.registered or self._fatal or view is None:
+        if reader.registered or self._fatal or view is None or view.released:
             return
-        available, backlog = view.availability(credit=reader.credit > 0)
+        available, backlog = view.subpartition.availability(credit=reader.credit > 0)
         if available:
             reader.registered = True
             self._available.append(reader)

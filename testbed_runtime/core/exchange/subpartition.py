@@ -451,23 +451,24 @@ class PipelinedSubpartition:
 class SubpartitionView:
     """The reader's handle on a subpartition. `on_data` is called when an element becomes available."""
 
-    __slots__ = ("_released", "on_data", "subpartition")
+    __slots__ = ("on_data", "released", "subpartition")
 
     def __init__(self, subpartition: Readable, on_data: Callable[[], None]) -> None:
         self.subpartition = subpartition
         self.on_data = on_data
-        self._released = False
+        self.released = False
+        """Whether the reader released it."""
 
     def poll(self) -> Polled | None:
-        return None if self._released else self.subpartition.poll()
+        return None if self.released else self.subpartition.poll()
 
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
         """Return several data buffers at once; see `PipelinedSubpartition.poll_run`."""
-        return (NO_RUN, _NONE) if self._released else self.subpartition.poll_run(most, most_bytes)
+        return (NO_RUN, _NONE) if self.released else self.subpartition.poll_run(most, most_bytes)
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now, and the reported backlog."""
-        return (False, 0) if self._released else self.subpartition.availability(credit=credit)
+        return (False, 0) if self.released else self.subpartition.availability(credit=credit)
 
     def resume_consumption(self) -> None:
         self.subpartition.resume()
@@ -481,7 +482,7 @@ class SubpartitionView:
     @property
     def is_released(self) -> bool:
         """Whether the reader released the view, or the partition was released."""
-        return self._released or self.subpartition.is_released
+        return self.released or self.subpartition.is_released
 
     @property
     def failure_cause(self) -> FlinkError | None:
@@ -489,6 +490,6 @@ class SubpartitionView:
 
     def release(self) -> None:
         """Release the view. Queued elements stay with the partition until it is released; they cannot be read again."""
-        if not self._released:
-            self._released = True
+        if not self.released:
+            self.released = True
             self.subpartition.on_view_released()

@@ -34,12 +34,13 @@ FIXED_BYTES: dict[type[object], int] = {
 def wire_size(frame: Frame, version: WireVersion) -> int:
     """Return the number of bytes of an encoded frame. The usual frames are not encoded for it."""
     if type(frame) is BufferResponse:
-        return _buffer_header(version) + _INT_BYTES * len(frame.partials) + len(frame.data)
+        return header_bytes(version) + _INT_BYTES * len(frame.partials) + len(frame.data)
     size = FIXED_BYTES.get(type(frame))
     return sum(map(len, encode(frame, version))) if size is None else size
 
 
 @cache
-def _buffer_header(version: WireVersion) -> int:
+def header_bytes(version: WireVersion) -> int:
+    """Return the number of bytes of a BufferResponse without its data."""
     empty = BufferResponse(InputChannelID(bytes(_RECEIVER_BYTES)), 0, 0, 0, DataType.DATA_BUFFER, b"")
     return sum(map(len, encode(empty, version)))

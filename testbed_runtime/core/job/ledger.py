@@ -30,6 +30,8 @@ class _Chunk:
 class Ledger:
     """The ledger of one sink attempt. It grows with the records of a checkpoint interval, one bit each."""
 
+    __slots__ = ("_chunks", "_last", "_weight")
+
     def __init__(self) -> None:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
         self._last: dict[tuple[str, int], int] = {}
