@@ -19,6 +19,7 @@ import ast
 import importlib
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -46,8 +47,10 @@ FIRST = 40
 """Number of tests that run first. A fast test catches most mutants, and then the files of the other tests need not be imported."""
 LINES = "[run]\nsource_pkgs = testbed_runtime, headgate_operator\nparallel = true\n"
 """Configuration of coverage. Branches would make the tests slower, and are not needed."""
-LIMIT_S = 60.0
-"""Time limit for a run of tests, in addition to twice their own seconds: a mutant may loop endlessly."""
+LIMIT_S = 60
+"""Limit of processor time for a run of tests, in addition to twice their own seconds: a mutant may loop endlessly."""
+WAITING = 20
+"""A run of tests may take this many times its processor time: other processes need the machine too."""
 MOST_S, EACH_S = 40.0, 0.005
 """Maximum seconds of tests for one mutant, as measured with coverage, and the overhead of each test. Some lines are run by thousands of
 tests."""
@@ -166,20 +169,23 @@ class Copy:
         shutil.copytree(ROOT, self.folder, ignore=IGNORED)
         subprocess.run(("git", "init", "-q", str(self.folder)), check=True)
 
-    def pytest(self, *arguments: str, limit: float = 3600.0) -> int | None:
-        """Run tests in the copy, in a child that need not import the libraries again. Return the exit code; None if too slow."""
+    def pytest(self, *arguments: str, limit: int = 3600) -> int | None:
+        """Run tests in the copy, in a child that need not import the libraries again. Return the exit code; None if they take more than
+        `limit` seconds of processor time."""
         child = os.fork()
         if child == 0:
             code = 99
             try:
+                resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
                 code = self._tested(arguments)
             finally:
                 os._exit(code)
-        ends = time.monotonic() + limit
+        ends = time.monotonic() + WAITING * limit
         while time.monotonic() < ends:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
-                return os.waitstatus_to_exitcode(status)
+                code = os.waitstatus_to_exitcode(status)
+                return None if code in (-signal.SIGXCPU, -signal.SIGKILL) else code
             time.sleep(0.02)
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -268,7 +274,7 @@ class Copy:
         try:
             for some in filter(None, (tests[:FIRST], tests[FIRST:])):
                 code = self.pytest(
-                    "-n", "0", *some, limit=LIMIT_S + 2 * sum(self.seconds[test] for test in some)
+                    "-n", "0", *some, limit=LIMIT_S + round(2 * sum(self.seconds[test] for test in some))
                 )
                 if code != 0:
                     return TOO_SLOW if code is None else "caught"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking.credit import check_credit
+from testbed_runtime.checking.credit import CREDIT, by_channel, check_credit
+from testbed_runtime.history.schema import Trial
 
 
 def broken(history: Any, *, side: str, step: int, **change: int) -> Any:
@@ -106,3 +107,15 @@ def test_the_buffers_in_flight_are_the_median_over_the_consumers_samples(history
         "tm-0-1", "channels", 2, side="producer", task="a-0", peer="b-0", attempt=0, announced=9, used=1
     )
     assert check_credit(early.trial()).in_flight is None, "nothing is known of what had been sent by then"
+
+
+def test_the_channels_are_reported_in_one_order(history: Any):
+    """Parts of a large trial are judged in any order."""
+    built = history.record()
+    for peer in ("count-2", "count-3"):
+        built.add("tm-0-1", "channels", 1, side="producer", task="source-1", attempt=0, peer=peer, credit=-1, announced=1, used=2)  # fmt: skip
+    judged = by_channel(built.trial().table("channels"))
+    backwards = judged.take(list(reversed(range(len(judged)))))
+    found, other = (check_credit(Trial("r", "t", {CREDIT: table})) for table in (judged, backwards))
+    assert found == other
+    assert found.detail.index("count-2") < found.detail.index("count-3")

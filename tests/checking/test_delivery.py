@@ -408,17 +408,19 @@ def test_a_loss_is_not_proven_by_a_history_with_holes(history: Any):
         (range(60), 0, 0, 0),
     ],
 )
+@pytest.mark.parametrize("before", [0, CHUNK_RECORDS, 3 * CHUNK_RECORDS])
 def test_of_a_job_that_started_from_a_checkpoint_only_the_records_after_it_can_be_lost(
-    history: Any, numbers: Any, lost: int, duplicated: int, corrupted: int
+    history: Any, numbers: Any, lost: int, duplicated: int, corrupted: int, before: int
 ):
     """The earlier run has those before it. One of them may still arrive, once: it was in flight in the checkpoint."""
     built = history.empty()
-    built.event("job.restored", "job", 0.0, checkpoint=7, data={"next": {"source-0": 40, "source-1": 0}})
+    restored = {"source-0": before + 40, "source-1": 0}
+    built.event("job.restored", "job", 0.0, checkpoint=7, data={"next": restored})
     for number in numbers:
         ledger = Ledger()
-        ledger.add("source-0", np.array([number], dtype=np.int64))
+        ledger.add("source-0", np.array([before + number], dtype=np.int64))
         history.commits(built, 8, "sink-0", 0, ledger.take(), 5.0)
-    for subtask, end in ((0, 60), (1, 0)):
+    for subtask, end in ((0, before + 60), (1, 0)):
         built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
     found = check_delivery(built.trial(), history.entry())
     assert (found.lost, found.duplicated, found.corrupted) == (lost, duplicated, corrupted)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import _Paths, _shared, _with_prolonging_faults, trial_recovery
-from testbed_runtime.checking.common import Windows
+from testbed_runtime.checking.common import Windows, windows
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, parameters
 from testbed_runtime.checking.limiting import FaultSizes, carried_bytes, limiting_fault, places_of_behind
@@ -488,3 +488,13 @@ def test_a_fault_prolongs_the_first_recovery_that_blames_it():
     assert len(_with_prolonging_faults([first, later], effects)) == 2
     found = _with_prolonging_faults([replace(idle, recovered=False), first], effects)
     assert [r.faults for r in found] == [("idle",), ("first",)]
+
+
+@pytest.mark.parametrize(("share", "starved"), [(0.45, True), (0.55, False)])
+def test_a_task_is_starved_if_it_receives_less_than_half_of_what_is_usual(
+    history: Any, share: float, *, starved: bool
+):
+    """The sinks receive the usual rate until 8 s, and then nothing."""
+    trial, entry = history.good(), history.entry()
+    paths = _Paths(trial, entry, [], windows(trial, entry))
+    assert paths._starved([(history.at(8 - share), history.at(9 - share))]) is starved

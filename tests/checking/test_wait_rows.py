@@ -306,6 +306,28 @@ def test_a_producer_that_runs_owes_an_answer_only(history: Any, kind: str, state
 
 
 @pytest.mark.parametrize(
+    ("kind", "outcome", "fault_kind", "limited"),
+    [
+        ("partition", "completed", "network.partition", False),
+        ("partition", "completed", "network.half-open", False),
+        ("partition", "completed", "network.latency", True),
+        ("partition", "expired", "network.partition", True),
+        ("restore", "completed", "network.partition", True),
+    ],
+)
+def test_a_request_that_could_not_arrive_had_no_limit(
+    history: Any, kind: str, outcome: str, fault_kind: str, *, limited: bool
+):
+    """Its limit counts from the producer's answer, or at the producer. A request that expired had one, and a slow answer has too."""
+    built = history.empty()
+    built.wait(kind, "sink-0", "map-0", (2, 7), ("o", "10 s", 22.7), outcome)
+    found = read_waits(built.trial(), {}, [fault(fault_kind)], history.at(20))
+    (own,) = (w for w in found if w.kind == kind)
+    assert (own.fault, own.option, own.value) == ("f", *(("o", "10 s") if limited else ("", "")))
+    assert own.budget_ns == (22_700_000_000 if limited else -1)
+
+
+@pytest.mark.parametrize(
     ("kind", "ran", "end"),
     [
         ("", [4], 4),

@@ -78,6 +78,12 @@ def test_what_holds_passes():
     assert found.to_json()["exitCode"] == 0
 
 
+def test_a_verdict_on_an_incomplete_history_says_what_is_missing():
+    """The text is that of the trial that decides."""
+    rows = good_rows(history_missing={"value": 3, "text": "tm-0-1: 3 rows"})
+    assert judged(rows).summary.count("tm-0-1: 3 rows") == 1
+
+
 PRECEDENCE = [
     ("everything holds", {}, PASS, ""),
     ("an expectation does not hold", {"recovery_detect": 6.0}, FAIL, ""),

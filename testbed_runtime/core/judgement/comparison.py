@@ -57,9 +57,9 @@ class Key(Struct, frozen=True):
 
     def matches(self, row: Row) -> bool:
         info = m.METRICS[self.metric]
-        if row["metric"] != self.metric or (info.phased and row["phase"] != self.phase):
-            return False
-        return not info.quantiles or row["quantile"] == self.quantile
+        same_phase = not info.phased or row["phase"] == self.phase
+        same_quantile = not info.quantiles or row["quantile"] == self.quantile
+        return row["metric"] == self.metric and same_phase and same_quantile
 
 
 HEADLINE = (
