@@ -365,11 +365,8 @@ class _Walk:
         coming = [w for w in self.waits if w.start_ns < slots.end_ns < w.end_ns and _caused(w)]
         half = slots.start_ns + (slots.end_ns - slots.start_ns) // 2
         busy = [w for w in coming if (w.kind, w.what) == ("jobmanager", RM_NAME) and w.start_ns <= half]
-        own = [
-            w
-            for w in coming
-            if w.kind in ("replacement", "start") or (w.kind, w.who) == ("stalled", EVERYTHING)
-        ]
+        own = [w for w in coming if w.kind in ("replacement", "start")]
+        own += [w for w in coming if (w.kind, w.who) == ("stalled", EVERYTHING)]
         own += [w for w in coming if (w.kind, w.what) == ("registration", RM_NAME)]
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 
@@ -471,7 +468,8 @@ class _Walk:
         later_loss = later_loss and abs(current.start_ns - self.detected) > EPSILON_NS
         overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
         if current.kind not in _EVENTS and not later_loss and not overtaken:
-            return _latest(self._last_ended(_needed(current.kind)), current)
+            asked = (current.kind, current.what) == ("registration", JOBMASTER_NAME)  # for a slot
+            return _latest(self._last_ended(_needed("slot" if asked else current.kind)), current)
         around = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
         during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
         if current.kind in _DETECTION and all(w.kind in _OF_SLOTS for w in during):

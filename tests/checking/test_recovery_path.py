@@ -192,7 +192,8 @@ def test_of_several_waits_the_one_with_the_least_slack_decides():
         ("tm-0-1", (wait("cancellation", 0, 7, Outcome.EXPIRED, option="heartbeat.timeout", value="7 s"), wait("fencing", 0, 7, Outcome.EXPIRED, what="tm-1-1", option="heartbeat.timeout", value="7 s")), (1, "heartbeat.timeout = 7 s")),
         # a TaskManager registers with the JobMaster because its slot is needed then
         ("tm-0-1", (wait("registration", 2, 8, what="JobMaster"),), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
-        ("tm-0-1", (wait("registration", 2, 7.5, what="JobMaster"),), (0.5, KINDS["registration"].doc)),
+        # and it is asked for the slot only after the delay
+        ("tm-0-1", (wait("registration", 5, 7.5, what="JobMaster"),), (2.5, "restart-strategy.fixed-delay.delay = 3 s")),
         # it registers again when a fault has ended that began while the replacement ran
         ("tm-0-1", (wait("stalled", 4, 7, who=EVERYTHING), wait("registration", 7, 7.5)), (0.5, KINDS["stalled"].doc)),
     ],
