@@ -248,7 +248,7 @@ async def kill_agents(space: Space, api: Api, name: str) -> None:
     pods = [p["metadata"]["name"] for p in found["items"] if "deletionTimestamp" not in p["metadata"]]
     for pod in pods:
         if pod.startswith(f"{name}-"):
-            with contextlib.suppress(PodGone):
+            with contextlib.suppress(PodGone, ProcessLookupError):
                 os.kill(await asyncio.to_thread(agent_of, space, pod), signal.SIGKILL)
 
 
