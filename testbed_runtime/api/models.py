@@ -167,7 +167,7 @@ class Vertex(Part):
     state_ttl: Duration = "0 s"
     """With `operator: keyed-count`: how long the count of a key is kept after its last record (Flink's StateTtlConfig); 0: without end."""
     function: PathText = ""
-    """With `operator: python`: `file.py:name`, a file beside the scenario; it can import modules beside it. In a Testbed or a ScenarioRun it is `configmap://<ConfigMap>/file.py:name`; `headgate run --on kubernetes` writes that. It receives a record and returns a record, a new key, or None to drop it. For `flat-map` it returns any number of records. For `solution-set-join` it receives a candidate and the entry, and returns the new entry, or None to keep it."""
+    """With `operator: python`: `file.py:name`, a file beside the scenario; it can import modules beside it. In a Testbed or a ScenarioRun it is `configmap://<ConfigMap>/file.py:name`; `headgate run --on kubernetes` writes that. It receives a record and returns a record, a new key, or None to drop it. In virtual time it takes no time: write its time into `serviceTime`. For `flat-map` it returns any number of records. For `solution-set-join` it receives a candidate and the entry, and returns the new entry, or None to keep it."""
     delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
     """In sinks: `exactly-once` commits with the completed checkpoint, `at-least-once` immediately."""
     path: PathText = ""

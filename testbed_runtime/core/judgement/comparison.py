@@ -33,6 +33,8 @@ MATTERS = 0.05
 """Differences below this share of the reference do not matter, unless asked otherwise."""
 RESOLUTION = {"s": 0.001}
 """Unit → the largest difference that never matters: Flink counts its durations in whole milliseconds."""
+ROUNDING = 1e-9
+"""Differences below this are the rounding of sums, not of anything that was measured."""
 SEED = 1
 
 
@@ -208,9 +210,12 @@ def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
     span = f"between {_signed(gain.low, unit)} and {_signed(gain.high, unit)}"
     if unit == "count" and gain.low == gain.high == 0:
         return replace(found, answer=INDISTINGUISHABLE, text="indistinguishable: no trial differs")
-    most = abs(max(-gain.low, gain.high, 0.0))  # without the sign of -0.0
+    most = max(-gain.low, gain.high, 0.0)
     if most <= limit:
-        text = f"indistinguishable: the difference is at most {format_value(most, unit)}"
+        size = (
+            "no trial differs" if most < ROUNDING else f"the difference is at most {format_value(most, unit)}"
+        )
+        text = f"indistinguishable: {size}"
         return replace(found, answer=INDISTINGUISHABLE, text=text, equivalent=True)
     if gain.low <= 0 <= gain.high:
         text = f"indistinguishable: the {'difference' if neutral else 'improvement'} is {span}"

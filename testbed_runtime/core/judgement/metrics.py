@@ -93,7 +93,7 @@ REASONS: dict[str, Reason] = {
     ),
     NOT_DRAINED: Reason(
         "the job was not drained, so it is unknown which records should have arrived",
-        "Raise `drain`, or give the job less to process before it.",
+        "If the job was failing, remove the cause of its last failure. Otherwise raise `drain`, or give the job less to process before it.",
     ),
     JOB_FAILED: Reason(
         "the job failed permanently, so it is unknown which records should have arrived",
