@@ -150,6 +150,4 @@ def _is_refused(answer: str) -> bool:
 @pytest.mark.parametrize("count", COUNTS)
 def test_random_sequences_of_barriers_trigger_and_abort_as_in_flink(flink, count):
     """Triggers, aborts, resumed and overtaken channels after every event of each sequence."""
-    if flink.name != "2.x":
-        pytest.skip("in 1.20 these classes are in the jar of flink-streaming-java")
     compare(flink, "barriers", Barriers, draw(4, count, a_sequence), is_undefined=_is_refused)
