@@ -156,6 +156,11 @@ BUFFERS_TIMEOUT_RENAMED = Change(
     "1.20",
     "`buffers-request-timeout` instead of `exclusive-buffers-request-timeout-ms` in the error of a request for buffers",
 )
+LAST_BUFFER_GROWS = Change(
+    "1.19",
+    "the last free buffer, which the debloater made small, grows to the record that does not fit; before, the task waits for another "
+    "buffer in the middle of the record",
+)
 PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hybrid shuffle)")
 STARTING_SEGMENT_SIZE = Change(
     "2.0",

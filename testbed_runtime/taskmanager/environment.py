@@ -25,7 +25,7 @@ from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
 from testbed_runtime.core.options import EXCLUSIVE_BUFFERS, FLOATING_BUFFERS, Options
 from testbed_runtime.core.values import MAX_INT
-from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, PRIORITY_PASSES_BLOCK, has
+from testbed_runtime.core.versions import LAST_BUFFER_GROWS, NO_EXCLUSIVE_BUFFERS, PRIORITY_PASSES_BLOCK, has
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver, SocketState
@@ -165,6 +165,7 @@ class NetworkEnvironment:
             on_all_data_processed=wake.set,
             file=file,
         )
+        partition.last_buffer_grows = has(self.options.flink_version, LAST_BUFFER_GROWS)
         size = None if descriptor.blocking else starting_size(self.options)
         passes_block = has(self.options.flink_version, PRIORITY_PASSES_BLOCK)
         for subpartition in partition.subpartitions:

@@ -414,6 +414,18 @@ def test_F_69_the_last_buffer_grows_to_the_next_record() -> None:
     assert _polled(result, 0) == [20]
 
 
+def test_before_flink_1_19_the_last_buffer_does_not_grow() -> None:
+    """The second of two records waits for another buffer, although the first one's has room for it."""
+    network = NetworkBufferPool(1, 20)
+    result = ResultPartition(partition_id(), 1, network.create_buffer_pool(1, 1, subpartitions=1))
+    result.last_buffer_grows = False
+    result.subpartitions[0].set_buffer_size(1)
+    record = bytes(10)
+    assert result.emit(0, record, record_bytes=10) == 10
+    assert result.emit(0, record, record_bytes=10) == 0
+    assert _polled(result, 0) == [10]
+
+
 @pytest.mark.parametrize(
     ("record_bytes", "count", "expected"),
     [(20, 1, [20]), (20, 2, [20, 20]), (3, 3, [5, 4]), (70, 1, [32, 32, 6]), (66, 2, [32, 32, 5, 32, 31])],

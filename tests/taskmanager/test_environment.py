@@ -276,6 +276,17 @@ def test_an_unaligned_barrier_passes_a_blocked_subpartition_from_flink_2_3_on(ve
     inside(check)
 
 
+@pytest.mark.parametrize(("version", "grows"), [("1.19", True), ("1.18", False)])
+def test_the_last_buffer_of_a_partition_grows_from_flink_1_19_on(version: str, grows: bool):
+    """Before, a task waits for another buffer in the middle of a record."""
+
+    def check() -> None:
+        made = environment(version=version).create_partition(WANTED, Wakeup())
+        assert made.last_buffer_grows is grows
+
+    inside(check)
+
+
 def test_the_buffers_of_a_debloated_partition_begin_small():
     """Without debloating, readers ask for no size. The buffers of a blocking one are full: it has no readers yet."""
 

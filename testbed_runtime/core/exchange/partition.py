@@ -129,6 +129,8 @@ class ResultPartition:
         """Called when no queued barrier of a checkpoint can time out any more."""
         self.on_task_event: Callable[[Event], None] | None = None
         """Called for each event that a reader sends back; set by the task that subscribes."""
+        self.last_buffer_grows = True
+        """Whether the last buffer of the pool may grow to a record, instead of waiting for another one."""
         self.is_released = False
         self._data_ended = False
         self._finished = False
@@ -177,7 +179,13 @@ class ResultPartition:
                 if builder is None:
                     break
                 extend = extend and least >= record_bytes  # not for the rest of a record
-            if extend and builder.is_trimmed and end - position >= builder.room and not pool.is_available:
+            if (
+                extend
+                and builder.is_trimmed
+                and self.last_buffer_grows
+                and end - position >= builder.room
+                and not pool.is_available
+            ):
                 builder.trim(builder.written + end - position + 1)  # one byte more, so that it is not full
             position += builder.append(view, position)
             if position < end or not builder.room:
