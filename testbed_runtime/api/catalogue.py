@@ -237,7 +237,7 @@ def edits(a: str, b: str) -> int:
     return row[-1]
 
 
-_NOT_READ_BY_2 = ("security.ssl.enabled", "jobmanager.heap.size")
+_NOT_READ_BY_2 = ("security.ssl.enabled", "jobmanager.heap.size", "taskmanager.heap.size")
 """Older names of options that Flink 2 does not read. It reads all other older names, as deprecated keys."""
 
 

@@ -75,20 +75,23 @@ def flink_options(
     from testbed_runtime.api.option_rules import value_errors
 
     values: dict[str, str] = {}
+    written: dict[str, str] = {}
     for setting in settings:
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
-        if ALIASES.get(key, key) in values:
+        canonical = ALIASES.get(key, key)
+        if canonical in values:
             raise UserError("-D", f"{key!r} is a duplicate", "keep one of them")
-        values[ALIASES.get(key, key)] = value
+        values[canonical], written[canonical] = value, key
     options = Options(values, flink_version=known_version(flink_version))
-    for key, value in values.items():
+    for canonical, value in values.items():
+        key = written[canonical]
         judgement = judge(key, flink_version)
         if judgement.standing is Standing.TYPO:
             raise UserError("-D", f"{key!r} is not a Flink option", f"did you mean {judgement.canonical}?")
         if judgement.standing is Standing.EFFECTIVE:
-            where = (named or {}).get(key, f"-D {key}")
+            where = (named or {}).get(canonical, f"-D {key}")
             for error in value_errors(where, judgement.canonical, value, flink_version):
                 raise error
             if doubt := value_doubt(BY_KEY[judgement.canonical], value, flink_version, written=key):

@@ -108,7 +108,7 @@ class Option(Struct, frozen=True):
 EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.memory.segment-size", "memory", "32 kb", "Size of a network buffer."),
     Option("taskmanager.memory.process.size", "memory", "1728 mb", "Memory of a TaskManager's process. The default is that of Flink's shipped configuration; it is used if no other size is set.", since="1.10"),
-    Option("taskmanager.memory.flink.size", "memory", "", "Total Flink memory: the process without JVM metaspace and overhead.", since="1.10"),
+    Option("taskmanager.memory.flink.size", "memory", "", "Total Flink memory: the process without JVM metaspace and overhead.", aliases=("taskmanager.heap.size",), since="1.10"),
     Option("taskmanager.memory.network.fraction", "double", "0.1", "Share of Flink memory for network buffers.", aliases=("taskmanager.network.memory.fraction",), since="1.10"),
     Option("taskmanager.memory.network.min", "memory", "64 mb", "Minimum network memory.", aliases=("taskmanager.network.memory.min",), since="1.10"),
     Option("taskmanager.memory.network.max", "memory", "9223372036854775807 b", "Maximum network memory.", until=(("1.16", "1 gb"),), aliases=("taskmanager.network.memory.max",), since="1.10"),

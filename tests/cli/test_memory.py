@@ -21,6 +21,18 @@ def test_a_default_process_has_128_mb_of_network_memory(headgate):
     assert found["warnings"] == []
 
 
+@pytest.mark.parametrize(
+    ("version", "warning"),
+    [("1.20", ""), ("2.x", "taskmanager.heap.size was removed in Flink 2.0; 2.x reads only")],
+)
+def test_the_size_of_flinks_memory_has_an_older_name(headgate, version, warning):
+    """Flink's start scripts read it until 1.20. It is not the JVM's heap."""
+    said = headgate("memory", "-D", "taskmanager.heap.size=4g", "--flink-version", version, "--json")
+    assert json.loads(said.stdout)["mb"]["flink"] == 4096
+    assert warning in said.stderr
+    assert bool(said.stderr) is bool(warning)
+
+
 def test_the_guides_example_says_what_does_not_add_up(headgate):
     """204.8 MB are in no part, and Flink would take 1228.8 MB as overhead, more than 1024."""
     found = json.loads(headgate("memory", *GUIDE, "--json").stdout)
