@@ -81,6 +81,7 @@ def test_a_message_that_is_kept_for_less_than_heartbeats_may_be_missing_explains
         ("process.pause", (3.4, 9.5), "tm-1", "data", False),  # half of the time
         ("process.pause", (3.5, 9.5), "tm-1", "data", True),
         ("process.pause", (0.5, 9.5), "tm-0", "data", True),
+        ("process.pause", (0.5, 9.5), 'tm-0", "tm-1', "data", False),  # one of its targets
         ("heartbeats.mute", (0.5, 9.5), "tm-1", "data", False),
         ("network.partition", (0.5, 9.5), "tm-1", "rpc", False),
         ("network.partition", (0.5, 9.5), "tm-1", "both", False),

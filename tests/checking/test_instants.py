@@ -21,6 +21,8 @@ from testbed_runtime.core.waits import Wait
 SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: (min(ends), max(ends))), max_size=6)  # fmt: skip
 STATES = st.lists(st.booleans(), max_size=24)
 HOLD = HOLD_NS // STEP_NS
+TICK_NS = STEP_NS // 2
+"""A fifth of a gap, so that some silences are exactly as long as one."""
 
 
 def covered(spans: list[tuple[int, int]]) -> set[int]:
@@ -192,20 +194,20 @@ def test_the_largest_lag_and_stall_are_those_of_the_longest_silence(
     t = [0, *accumulate(steps)]
     reached = list(accumulate((n - lag for n, lag in zip(t, lags, strict=False)), lambda a, b: max(a + 1, b)))
     one = Progress(
-        "sink-0", "sink", np.asarray(t, dtype=np.int64) * STEP_NS, np.arange(1.0, len(t) + 1), np.asarray(reached, dtype=np.int64) * STEP_NS,
-        usual_gap_ns=gap * STEP_NS, ended_ns=None if ended is None else ended * STEP_NS,
+        "sink-0", "sink", np.asarray(t, dtype=np.int64) * TICK_NS, np.arange(1.0, len(t) + 1), np.asarray(reached, dtype=np.int64) * TICK_NS,
+        usual_gap_ns=gap * TICK_NS, ended_ns=None if ended is None else ended * TICK_NS,
     )  # fmt: skip
     end = window[1] if ended is None else min(window[1], ended)
     known = [n - due for n, due in zip(t, reached, strict=True) if window[0] <= n < end]
     for n, due, later in zip(t, reached, [*t[1:], end], strict=True):
         until = min(later, end)
-        if until - n > 2.5 + gap and until > window[0]:
+        if until - n > 5 + gap and until > window[0]:
             known.append(until - due - gap)
-    span = Window(window[0] * STEP_NS, window[1] * STEP_NS)
-    assert one.largest_lag(span) == (max(known) / 10 if known else None)
+    span = Window(window[0] * TICK_NS, window[1] * TICK_NS)
+    assert one.largest_lag(span) == (max(known) / 20 if known else None)
     edges = [window[0], *(n for n in t if window[0] <= n < end), end]
     assert one.longest_stall(span) == (
-        None if end <= window[0] else max(b - a for a, b in pairwise(edges)) / 10
+        None if end <= window[0] else max(b - a for a, b in pairwise(edges)) / 20
     )
 
 
