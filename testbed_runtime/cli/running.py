@@ -26,6 +26,7 @@ from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import fix_of
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict, worst
 from testbed_runtime.files import naming, read_json
 from testbed_runtime.history.manifest import read_manifest
@@ -36,6 +37,8 @@ from testbed_runtime.runner.progress import Progress
 NO_LOGIN = Access()
 OUTPUT_WIDTH = 120
 """Width of output that does not go to a terminal, such as the log of a CI job."""
+TRIALS_SHOWN = 5
+"""Trials of a variant that are listed for the same expectation."""
 RETRIES = 1
 """Number of repetitions of an Inconclusive scenario under `--inconclusive retry`."""
 GIVEN_UP = "the cluster did not confirm the request to stop: the run may go on there; `headgate heal --all --on kubernetes` ends it"
@@ -203,13 +206,23 @@ def print_verdict(name: str, result: RunResult) -> None:
     for line in _variants(result.folder, shutil.get_terminal_size((OUTPUT_WIDTH, 0)).columns):
         typer.echo(f"  {line}".rstrip())
     failed = (item for item in verdict["expectations"] if item["verdict"] != "Pass")
-    alike = grouped(((i["verdict"], i["trial"] or i["variant"], _why(i)), i["text"]) for i in failed)
-    for (judged, where, why), asked in alike.items():
-        head = f"{judged}: {where}" if where else judged
-        if len(asked) == 1:
-            typer.echo(f"  {head}: {asked[0]}: {why}")
-        else:  # several expectations with one cause: print it once
-            typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
+    alike = grouped(
+        ((i["verdict"], i["variant"], i["trial"] or i["variant"], _why(i)), i["text"]) for i in failed
+    )
+    trials = grouped(
+        ((judged, variant, tuple(asked)), (where, why))
+        for (judged, variant, where, why), asked in alike.items()
+    )
+    for (judged, variant, asked), places in trials.items():
+        for where, why in places[:TRIALS_SHOWN]:
+            head = f"{judged}: {where}" if where else judged
+            if len(asked) == 1:
+                typer.echo(f"  {head}: {asked[0]}: {why}")
+            else:  # several expectations with one cause: print it once
+                typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
+        if (more := len(places) - TRIALS_SHOWN) > 0:
+            text = f"also in {counted(more, 'more trial')} of {variant} (verdict.json has all)"
+            typer.echo(f"  {judged}: {', '.join(asked)}: {text}")
     if verdict["verdict"] == "Inconclusive":
         reasons = [i["reason"] for i in verdict["expectations"] if i["verdict"] == "Inconclusive"]
         for fix in filter(None, dict.fromkeys(map(fix_of, reasons))):

@@ -77,6 +77,19 @@ def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_sh
     ]
 
 
+def test_an_expectation_that_fails_in_a_hundred_trials_is_not_listed_a_hundred_times(capsys, tmp_path: Path):
+    """The first five trials of each variant, and how many more there are."""
+    items = [judged(verdict="Fail", trial=f"fast-{n}", measured=f"{n} s") for n in range(1, 101)]
+    items.append(judged(verdict="Fail", variant="slow", trial="slow-1"))
+    verdict = {"verdict": "Fail", "summary": "s", "expectations": items}
+    print_verdict("name", RunResult(tmp_path, verdict, tmp_path / "r.html"))
+    assert capsys.readouterr().out.splitlines()[1:-1] == [
+        *(f"  Fail: fast-{n}: asked: measured {n} s" for n in range(1, 6)),
+        "  Fail: asked: also in 95 more trials of fast (verdict.json has all)",
+        "  Fail: slow-1: asked: measured 2 s",
+    ]
+
+
 @pytest.mark.parametrize(("verdict", "lines"), [("Inconclusive", 1), ("Fail", 0)])
 def test_the_terminal_says_what_to_do_if_nothing_is_decided(capsys, tmp_path: Path, verdict: str, lines: int):
     """Once for each reason. A run that failed is decided, whatever else is not."""
