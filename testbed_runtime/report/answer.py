@@ -447,6 +447,8 @@ def _median(found: VariantAnswer, text: str) -> Answer:
     downs = [r.downtime_s for r in whole if r.downtime_s is not None]
     if downs:
         text += f": down {quantities.seconds(median(downs))} (median; {quantities.seconds(min(downs))} to {quantities.seconds(max(downs))})"
+    elif found.prices:
+        text += ": outage"
     if lost:
         text += f", {lost} of {len(whole)} recoveries did not end"
     text += "; on average" if found.prices else ": no outage"
