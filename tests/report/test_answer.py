@@ -191,9 +191,9 @@ def test_many_trials_with_several_faults_have_one_line_for_each_fault():
 
 def test_many_trials_without_a_downtime_had_an_outage():
     """A latency moves no task. Without the word, the line said only in how many trials something happened."""
-    trials = [killed(f"main-{n}") for n in (1, 2)]
+    trials = [killed(f"main-{n}") for n in range(1, 6)]
     quiet = [replace(t, recoveries=(replace(t.recoveries[0], downtime_s=None),)) for t in trials]
-    assert lines(*quiet)[0].startswith("main: 2 trials: outage; on average: ")
+    assert lines(*quiet)[0].startswith("main: 5 trials: outage; on average: ")
 
 
 def test_an_option_whose_seconds_cannot_all_be_saved_says_what_follows():
