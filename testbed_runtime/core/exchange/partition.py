@@ -77,8 +77,8 @@ class ResultPartition:
     __slots__ = (
         "_barriers", "_builders", "_consumed_callbacks", "_data_ended", "_file", "_finished", "_lost",
         "_on_all_data_processed", "_shares", "_unacknowledged", "_unconsumed", "_whole_bytes", "_written",
-        "failure_cause", "is_closed", "is_released", "name", "on_barriers_sent", "on_task_event",
-        "partition_id", "pool", "subpartitions",
+        "failure_cause", "is_closed", "is_released", "last_buffer_grows", "name", "on_barriers_sent",
+        "on_task_event", "partition_id", "pool", "subpartitions",
     )  # fmt: skip
 
     def __init__(
