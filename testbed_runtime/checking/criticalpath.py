@@ -125,7 +125,6 @@ def attribute(
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
     """Drop the waits of a process that it had only because it did not run. A process that opens functions does not run its event loop, and a
     process that does not run receives no answer from the JobManager."""
-
     pauses: dict[tuple[str, str], list[Wait]] = defaultdict(list)
     for w in waits:
         if w.kind in _PAUSES:
@@ -203,7 +202,6 @@ class _Walk:
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
             if self._comes_late(holder, wait):
-                self._taken.add(id(holder))
                 late = replace(holder, kind="fencing")
                 if self._add(max(wait.start_ns, self.start), late):
                     self._later[id(late)] = len(self._joins)
@@ -269,9 +267,8 @@ class _Walk:
 
     def _started_again(self, stopped: Wait) -> Wait | None:
         """Return the wait for the start of a JobManager that a fault had killed. The JobManager is available again after it."""
-        starts = [w for w in self._untaken() if _starts_again(w, stopped)]
-        inside = [w for w in starts if w.start_ns < self.at <= w.end_ns + EPSILON_NS]
-        return _latest(inside, stopped)
+        inside = [w for w in self._untaken() if w.start_ns < self.at <= w.end_ns + EPSILON_NS]
+        return _latest([w for w in inside if _starts_again(w, stopped)], stopped)
 
     def _in_progress(self, wait: Wait) -> Wait | None:
         """Return what this wait waited for when an event interrupted it, if that is known."""
@@ -455,8 +452,7 @@ class _Walk:
 
     def _before(self, current: Wait) -> Wait | None:
         """Return the wait that ended last before the current point, among those that `current` needed."""
-        named = [self._ids[i] for i in current.after if i in self._ids]
-        named = [w for w in named if self._possible(w)]
+        named = [w for i in current.after if (w := self._ids.get(i)) is not None and self._possible(w)]
         if not named and current.kind == "checkpoint":
             named = self._checkpoint_before(current)
         start = self.pieces[-1].wait if self.pieces else None
@@ -464,9 +460,12 @@ class _Walk:
         if named:
             return _latest(named, current)
         later_loss = current.kind == "replacement" and current.start_ns > self.start + EPSILON_NS
-        # not the loss that restarts the job
-        later_loss = later_loss and abs(current.start_ns - self.detected) > EPSILON_NS
+        later_loss = later_loss and abs(current.start_ns - self.detected) > EPSILON_NS  # not of this restart
         overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
+        if overtaken and start and start.kind in _OF_SLOTS:
+            ended = self._last_ended(_needed(start.kind))
+            if ended and ended[0].end_ns >= self.at - TIE_NS:  # the step before the one that delayed it
+                return _latest(ended, start)
         if current.kind not in _EVENTS and not later_loss and not overtaken:
             asked = (current.kind, current.what) == ("registration", JOBMASTER_NAME)  # for a slot
             return _latest(self._last_ended(_needed("slot" if asked else current.kind)), current)

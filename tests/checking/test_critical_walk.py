@@ -8,7 +8,7 @@ import pytest
 
 from testbed_runtime.checking.criticalpath import attribute
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED
-from testbed_runtime.core.waits import EVERYTHING, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait
 from tests.checking.test_recovery_path import SECOND, path, segments, wait
 
 CLOSED = wait("connection", 0, 1)
@@ -394,6 +394,9 @@ def test_a_checkpoint_that_fails_the_job_began_with_the_end_of_another_one(
         ([wait("slot", 0.5, 9, Outcome.CANCELLED), wait("partition", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "partition"]),
         ([wait("restore", 1.2, 9, Outcome.CANCELLED), wait("iteration", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "iteration"]),
         ([wait("open", 1.6, 9, Outcome.CANCELLED), wait("restore", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "restore"]),
+        # a wait for the end of another one, which was in progress then
+        ([wait("first-record", 1.5, 9, Outcome.CANCELLED), wait("partition", 1.7, 8.9)], ["deployment", UNATTRIBUTED, "first-record", "partition"]),
+        ([wait("slot", 1.2, 9, Outcome.CANCELLED), wait("replacement", 1.6, 8.9, Outcome.FIRED)], ["deployment", UNATTRIBUTED, "slot", "replacement"]),
         # a partition that arrives after the failure held up nothing of the interrupted wait
         ([wait("first-record", 1.5, 9, Outcome.CANCELLED), wait("partition", 2.5, 8.9)], ["deployment", UNATTRIBUTED, "first-record"]),
     ],
@@ -517,6 +520,26 @@ def test_a_taskmanager_that_gives_the_jobmanager_up_detects_a_failure(
     (found,) = attribute([], (), start=0, end=SECOND, last=last, detected=0)
     assert found.phase == (phase or found.phase)
     assert (found.phase == "detect") == (phase == "detect")
+
+
+@pytest.mark.parametrize(
+    ("last", "slack"),
+    [
+        (
+            wait("replacement", 0, 12, Outcome.FIRED, option="replaceLost"),
+            (12 - 6, KINDS["cancellation"].doc),
+        ),
+        (wait("restart-delay", 0, 12, Outcome.FIRED, option="o"), (-1, "")),
+    ],
+)
+def test_a_wait_for_a_taskmanager_that_outlasts_a_failure_can_save_what_slots_would_still_need(
+    last: Wait, slack: tuple[float, str]
+):
+    """The next failure is known at 8 s. Slots need the cancellation too, which ended at 6 s."""
+    waits = [last, wait("cancellation", 2, 6)]
+    (found,) = attribute(waits, (), start=0, end=8 * SECOND, last=last, detected=0, lasts=True)
+    assert (found.kind, found.seconds) == (last.kind, 8)
+    assert (found.slack_ns / SECOND if found.slack_ns >= 0 else -1, found.next) == slack
 
 
 @pytest.mark.parametrize(

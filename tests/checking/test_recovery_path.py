@@ -194,6 +194,9 @@ def test_of_several_waits_the_one_with_the_least_slack_decides():
         ("tm-0-1", (wait("registration", 2, 8, what="JobMaster"),), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
         # and it is asked for the slot only after the delay
         ("tm-0-1", (wait("registration", 5, 7.5, what="JobMaster"),), (2.5, "restart-strategy.fixed-delay.delay = 3 s")),
+        # what did not wait for the detection is not earlier with an earlier replacement, so it decides sooner
+        ("tm-0-1", (wait("start", 1, 4),), (8 - 4, KINDS["start"].doc)),
+        ("tm-0-1", (wait("cancellation", 2, 4),), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
         # it registers again when a fault has ended that began while the replacement ran
         ("tm-0-1", (wait("stalled", 4, 7, who=EVERYTHING), wait("registration", 7, 7.5)), (0.5, KINDS["stalled"].doc)),
     ],
