@@ -469,8 +469,8 @@ class TaskExecutor:
         again.offer()
 
     def _disconnect(self, connection: JobConnection, cause: FlinkError) -> None:
-        """Close a connection, and notify the JobMaster."""
-        gateway = connection.gateway
+        """Close a connection, and notify the JobMaster if it has accepted this TaskManager (TaskExecutor.closeJob)."""
+        gateway, established = connection.gateway, connection.established
         message = DisconnectTaskManager(
             gateway.resource_id,
             gateway.leader,
@@ -481,7 +481,8 @@ class TaskExecutor:
         )
         connection.stop_watching()
         self._keeper.spawn(connection.close(), f"close-job-connection:{connection.job}")
-        self._keeper.spawn(gateway.tell(message), f"disconnect:{connection.job}")
+        if established:
+            self._keeper.spawn(gateway.tell(message), f"disconnect:{connection.job}")
 
     def _drop_job(self, connection: JobConnection, keep: str = "") -> None:
         """Fail the job's tasks and free its slots, except for the one that the next leader has just allocated."""

@@ -65,13 +65,15 @@ def test_a_slot_is_given_to_the_resourcemanager_at_which_the_taskmanager_is_regi
     running(drive)
 
 
-def delay_answers(rpc: Any, seconds: float) -> None:
-    """Let the answers to registrations at the ResourceManager arrive late."""
+def delay_answers(rpc: Any, seconds: float, *, of: str, sent: list[str]) -> None:
+    """Let the answers to messages of this class arrive late, and list the classes of all messages that are sent."""
     ask = rpc.ask
 
     async def delaying(*args: Any, **settings: Any) -> Any:
+        name = type(args[3]).__name__
+        sent.append(name)
         answer = await ask(*args, **settings)
-        await asyncio.sleep(seconds if type(args[3]).__name__ == "RegisterTaskManager" else 0)
+        await asyncio.sleep(seconds if name == of else 0)
         return answer
 
     rpc.ask = delaying
@@ -84,7 +86,7 @@ def test_J_98_a_taskmanager_that_is_not_registered_gives_no_slot():
         running, executor = descriptor_of(bed), bed.taskmanagers["tm-0"].executor
         leader = executor.resourcemanager.leader
         request = RequestSlot(2, "other", running.job, bed.jobmanager_address, running.leader, leader)
-        delay_answers(bed.rpcs["tm-0"], 0.05)
+        delay_answers(bed.rpcs["tm-0"], 0.05, of="RegisterTaskManager", sent=[])
         executor.resourcemanager.disconnected(leader)
         began = asyncio.get_running_loop().time()
         with pytest.raises(FlinkError, match="not connected to the resource manager"):
@@ -92,6 +94,24 @@ def test_J_98_a_taskmanager_that_is_not_registered_gives_no_slot():
         assert (asyncio.get_running_loop().time(), executor.counters()["free_slots"]) == (began, 1)
         await bed.until(lambda _: executor.resourcemanager.is_registered)
         assert (await executor._request_slot(request)).accepted
+
+    running(drive)
+
+
+def test_a_jobmaster_that_has_not_accepted_the_taskmanager_is_not_told_that_it_leaves():
+    """TaskExecutor.closeJob disconnects a JobTable.Connection only. A busy JobMaster would otherwise get busier."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        running, executor, rpc = descriptor_of(bed), bed.taskmanagers["tm-0"].executor, bed.rpcs["tm-0"]
+        sent: list[str] = []
+        delay_answers(rpc, 60, of="RegisterAtJobMaster", sent=sent)
+        leader = executor.resourcemanager.leader
+        request = RequestSlot(2, "other", "busy", bed.jobmanager_address, running.leader, leader)
+        assert (await executor._request_slot(request)).accepted
+        await bed.until(lambda _: "RegisterAtJobMaster" in sent)
+        await ask(FreeSlot("other", "not needed", running.leader))
+        await asyncio.sleep(1)
+        assert "DisconnectTaskManager" not in sent
 
     running(drive)
 
