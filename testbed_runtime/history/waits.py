@@ -85,6 +85,16 @@ class WaitLog:
         self._open[wait.wait] = wait
         return wait
 
+    def longest(self, who: str) -> str:
+        """Describe the wait of this component that has lasted longest. Empty if it waits for nothing."""
+        waits = [w for w in self._open.values() if w.who == who]
+        if not waits:
+            return ""
+        first = min(waits, key=lambda w: w.start_s)
+        limit = f", {first.limit.option} = {first.limit.value}" if first.limit.option else ""
+        what = f": {first.what}" if first.what else ""
+        return f"{KINDS[first.kind].doc}{what} (for {self.now() - first.start_s:.1f} s{limit})"
+
     def stalled(self, process: str, seconds: float) -> None:
         """Record that a process did not run for the last `seconds`. A StallMeter measured them from the tick
         that it missed, so the process stopped at some time in the interval before that tick."""

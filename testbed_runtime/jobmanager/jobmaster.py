@@ -30,6 +30,7 @@ from testbed_runtime.core.job.messages import (
     UpdateTaskExecutionState,
 )
 from testbed_runtime.core.job.outcome import PRODUCER_FAILED
+from testbed_runtime.core.waits import JOBMASTER_NAME
 from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
@@ -200,6 +201,7 @@ class JobMaster:
             taskmanagers=self._rm.taskmanagers,
             counters=self._counters(),
             stop_refused=self._checkpoints.drain_refused,
+            waits_for=self._services.waits.longest(JOBMASTER_NAME),
         )
 
     def _counters(self) -> dict[str, float]:

@@ -162,10 +162,13 @@ class TrialRun:
         end = loop.time() + limit.seconds
         while not (self._all_running() or self._ended() or self.outcome.voided):
             if loop.time() >= end:
+                waits = (
+                    f". The JobMaster waits for {self._status.waits_for}" if self._status.waits_for else ""
+                )
                 cause = f". The last failure: {self.outcome.cause}" if self.outcome.cause else ""
                 raise HeadgateError(
                     f"the job is {self._status.state}, but not all of its tasks ran within {limit.text} of its submission"
-                    f" ({self._status.running_tasks} of {self._status.total_tasks} tasks run){cause}"
+                    f" ({self._status.running_tasks} of {self._status.total_tasks} tasks run){waits}{cause}"
                 )
             await self._wait(self._schedule.next_time)
             await self._perform(self._schedule.due(loop.time()))

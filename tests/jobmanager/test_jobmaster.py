@@ -166,6 +166,9 @@ async def test_a_job_without_slots_fails_after_the_slot_request_timeout():
     async with Cluster(3, options) as cluster:
         began = asyncio.get_running_loop().time()
         await cluster.submit()
+        await asyncio.sleep(3)
+        waits_for = "a slot for each task: 4 slots (for 3.0 s, slot.request.timeout = 4 s)"
+        assert (await cluster.status()).waits_for == waits_for
         await cluster.until_state("FAILED")
         assert asyncio.get_running_loop().time() - began == pytest.approx(4, abs=0.1)
         status = await cluster.status()

@@ -67,6 +67,8 @@ class Habits:
 
     start_s: float = START_S
     never_runs: bool = False
+    waits_for: str = ""
+    """What the JobMaster waits for."""
     fails_at_s: float | None = None
     """After the submission the job fails for good."""
     failure: tuple[str, str] = ("", "")
@@ -137,6 +139,7 @@ class MemoryTestbed:
             tasks=dict.fromkeys(PLACEMENT, task_state),
             placement=PLACEMENT,
             counters={"records_in": 100.0 * age},
+            waits_for=self.habits.waits_for,
         )
 
     async def stop_job(self, *, timeout_s: float) -> bool:

@@ -204,10 +204,11 @@ def test_a_job_that_fails_during_its_deployment_ends_the_trial_at_once(play, doc
 
 
 def test_a_job_that_never_runs_is_an_error(play, document, habits):
-    """Verdict Error with the reason; the testbed is disposed of."""
-    habits.never_runs = True
+    """Verdict Error with the reason, and what it waits for; the testbed is disposed of."""
+    habits.never_runs, habits.waits_for = True, "a slot for each task: 4 slots (for 59.0 s)"
     played = play(document, control=False)
     assert "not all of its tasks ran within 60 s of its submission" in played.trials[0]["error"]
+    assert "The JobMaster waits for a slot for each task: 4 slots (for 59.0 s)" in played.trials[0]["error"]
     assert played.result.verdict["verdict"] == "Error"
     assert played.host.alive == []
 

@@ -452,6 +452,8 @@ class JobStatusReply(Struct, frozen=True):
     """The gauges of live progress: records_per_s, credits, lag_s, …"""
     stop_refused: str = ""
     """Why the job cannot be stopped with a final checkpoint. Empty if the stop was not refused."""
+    waits_for: str = ""
+    """What the JobMaster has been waiting for longest, for how long, and the option that limits it."""
 
     @property
     def running_tasks(self) -> int:
