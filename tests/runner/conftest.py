@@ -68,7 +68,7 @@ class Habits:
     start_s: float = START_S
     never_runs: bool = False
     waits_for: str = ""
-    """What the JobMaster waits for."""
+    """The longest wait of the JobMaster, in words."""
     fails_at_s: float | None = None
     """After the submission the job fails for good."""
     failure: tuple[str, str] = ("", "")

@@ -98,7 +98,7 @@ def test_J_98_a_taskmanager_that_is_not_registered_gives_no_slot():
     running(drive)
 
 
-def test_a_jobmaster_that_has_not_accepted_the_taskmanager_is_not_told_that_it_leaves():
+def test_a_jobmaster_that_has_not_accepted_the_taskmanager_gets_no_disconnect():
     """TaskExecutor.closeJob disconnects a JobTable.Connection only. A busy JobMaster would otherwise get busier."""
 
     async def drive(bed: Any, ask: Any) -> None:

@@ -453,7 +453,7 @@ class JobStatusReply(Struct, frozen=True):
     stop_refused: str = ""
     """Why the job cannot be stopped with a final checkpoint. Empty if the stop was not refused."""
     waits_for: str = ""
-    """What the JobMaster has been waiting for longest, for how long, and the option that limits it."""
+    """The wait of the JobMaster that has lasted longest, with its duration and the option that limits it. Empty if it waits for nothing."""
 
     @property
     def running_tasks(self) -> int:
