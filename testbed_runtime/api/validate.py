@@ -183,10 +183,13 @@ def _no_time(spec: models.ScenarioSpec, item: models.Expectation, variant: str) 
     if item.phase != "observation":
         return
     observed = parse_duration(timeline.observation)
+    replaced = {v.name for v in spec.variants if not variant and item.key in {e.key for e in v.expect}}
     for merged in merged_variants(spec):
         faults = [compile_fault(f) for f in merged.faults]
-        if variant in ("", merged.name) and any(
-            f.at_s + f.duration_s >= observed for f in faults if not f.before_submit
+        if (
+            variant in ("", merged.name)
+            and merged.name not in replaced
+            and any(f.at_s + f.duration_s >= observed for f in faults if not f.before_submit)
         ):
             yield (
                 f"phase: the last fault of {merged.name} ends with the observation, so this phase has no time: the answer will be "

@@ -36,10 +36,6 @@ class _Commands(TyperGroup):
             raise
         except KeyboardInterrupt:  # Ctrl-C during a command without a cleanup, such as simulate
             raise exits.Interrupted from None
-        except BrokenPipeError:  # the reader of the output is gone; typer would exit with 1, which means Fail
-            for stream in (sys.stdout, sys.stderr):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            raise typer.Exit(exits.ERROR) from None
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
         """Find the command. Typer suggests a command for a misspelt name, and this method suggests one for an abbreviation."""
@@ -106,6 +102,10 @@ def run_command_line(build: Callable[[], typer.Typer], name: str) -> None:
             build()(prog_name=name)
         except (exits.Interrupted, KeyboardInterrupt) as error:
             _end_interrupted(error)
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):
+                _end_unread()
+            raise
         except Exception as error:
             if noted:
                 _end_interrupted(exits.Interrupted())
@@ -131,6 +131,13 @@ def _noting_interrupts() -> Iterator[list[int]]:
         for number in INTERRUPTS:
             if signal.getsignal(number) is note:
                 signal.signal(number, signal.default_int_handler)
+
+
+def _end_unread() -> NoReturn:
+    """End a command whose output is no longer read. Typer and rich exit with 1 then, which means Fail."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(exits.ERROR)
 
 
 def _end_interrupted(error: BaseException) -> NoReturn:

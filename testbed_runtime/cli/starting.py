@@ -27,7 +27,7 @@ _DURATION = re.compile(r"^( *duration: )(\d+)")
 REGISTRATION = "registration:"
 """Part of the line of a fault that delays registrations of partitions."""
 MAX_WAITED_S = 600
-"""Maximum seconds that a long backoff or checkpoint interval adds to the observation. The last request may be sent that much later than the
+"""Maximum seconds that a long backoff adds to the observation. The last request may be sent that much later than the
 partition is registered."""
 ADDED_CHECKPOINTS = Line(
     CHECKPOINTS.key,
@@ -107,7 +107,7 @@ def _interval_s(question: Question, shape: Shape) -> int:
     """Return how much longer than the question's fault one interval of the reader's checkpoints is."""
     if not question.checkpoints or shape.given is None:
         return 0
-    return min(MAX_WAITED_S, math.ceil(_in_effect(question, shape).duration(CHECKPOINTS.key)))
+    return math.ceil(_in_effect(question, shape).duration(CHECKPOINTS.key))
 
 
 def _effective(key: str, question: Question, shape: Shape) -> str:

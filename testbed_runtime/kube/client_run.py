@@ -47,7 +47,7 @@ HEAL_LIMIT_S = 15.0
 """Time limit of the request that stops an interrupted run."""
 RETRY_S = 1.0
 KEPT_S = kinds.SECONDS_PER_WEEK
-"""How long a finished run of this command stays in the cluster: its report is on this machine, and a pipeline deletes nothing."""
+"""How long a finished run of this command stays in the cluster. The command has copied its report, unless it was interrupted or gave up."""
 BEGUN = frozenset({"Running", EVALUATING, COMPLETE})
 """Phases in which the runner drives the run, whatever the operator cannot do."""
 NO_KIND = 404
@@ -248,7 +248,7 @@ class ClientRun:
             if limit is None or not limit.expired():
                 raise
             raise HeadgateError(
-                f"ScenarioRun {name} {self._stuck}. The run stays and would start later; "
+                f"ScenarioRun {name} {self._stuck}. The run stays, and starts if this changes before the operator ends it; "
                 f"to delete it: kubectl -n {self._namespace} delete scenariorun {name}"
             ) from None
         finally:

@@ -227,9 +227,7 @@ class Runner:
                 self.progress.on_event(Notice("resumed"))
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
             if not await self._run_attempts(trial, manifest) and (left := len(plan.trials) - number):
-                text = (
-                    f"{counted(left, 'trial')} not run: the pods would wait as long as those of {trial.trial}"
-                )
+                text = f"{counted(left, 'trial')} not run: the testbed of {trial.trial} was not ready in time"
                 self.progress.on_event(Notice(text))
                 return
 

@@ -272,7 +272,7 @@ class TrialRun:
             self._report(f"fault `{fault.name}` ({fault.kind}) on {', '.join(targets)}: {error}")
             return
         except AgentSilent as error:
-            await self._void(f"{fault.name} could not be injected: {error}")
+            await self._void(f"fault `{fault.name}` could not be injected: {error}")
             return
         self.outcome.handles.append((handle, targets))
         self._fault_changed(fault.name, fault.duration_s)

@@ -138,13 +138,14 @@ def test_ctrl_c_in_a_command_without_a_cleanup_is_said_in_one_line(tmp_path):
     assert (started.returncode, *said) == (130, "", "headgate: interrupted\n")
 
 
-def test_a_reader_that_stops_reading_is_not_the_verdict_fail():
+@pytest.mark.parametrize("command", [("new", "--list"), ("--help",), ("run", "--help")], ids=" ".join)
+def test_a_reader_that_stops_reading_is_not_the_verdict_fail(command):
     """With `| head`, the exit code is that of an error, and nothing is said, because nothing reads it."""
     read, written = os.pipe()
     os.close(read)
     with os.fdopen(written, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE, "new", "--list"],
+            [sys.executable, "-m", MODULE, *command],
             check=False,
             stdout=closed,
             stderr=subprocess.PIPE,

@@ -253,7 +253,7 @@ async def test_faults_that_a_user_heals_at_the_pods_end_the_run(pods, tmp_path):
 
     def heal(event: Any) -> None:
         on_event(event)
-        if isinstance(event, Notice) and event.text.startswith("fault hold"):
+        if isinstance(event, Notice) and event.text.startswith("fault `hold`"):
             tasks.append(
                 asyncio.create_task(
                     played.host.testbeds[0]._agent_faults._fanout.heal_all([Agent("tm-0")]), name="heal"
@@ -280,7 +280,7 @@ async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
 
     def kill(event: Any) -> None:
         on_event(event)
-        if isinstance(event, Notice) and event.text.startswith("fault hold"):
+        if isinstance(event, Notice) and event.text.startswith("fault `hold`"):
             tasks.append(asyncio.create_task(again(), name="again"))
 
     played.progress.on_event = kill

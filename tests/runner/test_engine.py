@@ -111,7 +111,7 @@ def test_a_trial_whose_fault_was_never_injected_is_void_and_repeated(play, docum
     habits.silent_agents_of = {"main-1"}
     played = play(document, control=False)
     assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
-    assert "pause could not be injected: the agent of tm-1/packets" in played.trials[0]["void_reason"]
+    assert "fault `pause` could not be injected: the agent of tm-1/packets" in played.trials[0]["void_reason"]
     assert played.result.verdict["verdict"] == "Pass"
 
 
@@ -297,7 +297,7 @@ def test_a_testbed_that_was_not_ready_in_time_ends_the_run(play, document, habit
     assert [t["error"] for t in played.trials] == ["tm-0 has no node"]
     assert played.result.verdict["verdict"] == "Error"
     notices = [event.text for event in played.progress.events if isinstance(event, Notice)]
-    assert "1 trial not run: the pods would wait as long as those of main-control-1" in notices
+    assert "1 trial not run: the testbed of main-control-1 was not ready in time" in notices
 
 
 def test_an_injection_that_fails_is_an_error_and_leaves_nothing(play, document, habits):

@@ -20,11 +20,12 @@ def stuttering_sink() -> None:
     from testbed_runtime.workload.sinks import LedgerSink
 
     whole = LedgerSink.write
+    stuttered: list[Any] = []
 
     def write(self: Any, records: Any, channel: int) -> None:
         whole(self, records, channel)
-        if self.context.name.startswith("stutter") and len(records) and not hasattr(self, "stuttered"):
-            self.stuttered = True
+        if self.context.name.startswith("stutter") and len(records) and self not in stuttered:
+            stuttered.append(self)
             whole(self, records[-1:], channel)
 
     LedgerSink.write = write  # type: ignore[method-assign]
