@@ -29,6 +29,7 @@ import uvloop
 
 from testbed_runtime.core.exchange.backoff import remote_backoff
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.client import PartitionRequestClient
 from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import EndOfPartition
@@ -249,15 +250,15 @@ async def consume(port: int, buffers: int, setup: Setup, way: Way) -> int:
     connections = ConnectionManager(way(setup), name="tm-1", options=options)
     gate.set_up()
     client = await connections.client("tm-0-1", ("127.0.0.1", port))
-    next_frame = client.next_frame
+    next_frame = PartitionRequestClient.next_frame
 
-    def counted():
+    def counted(self: PartitionRequestClient):
         nonlocal announced
-        frame = next_frame()
-        announced += isinstance(frame, AddCredit)
-        return frame
+        taken = next_frame(self)
+        announced += taken is not None and isinstance(taken[0], AddCredit)
+        return taken
 
-    client.next_frame = counted
+    PartitionRequestClient.next_frame = counted
     client.add(channel)
     element: object = None
     while not isinstance(element, EndOfPartition):
@@ -270,6 +271,7 @@ async def consume(port: int, buffers: int, setup: Setup, way: Way) -> int:
             recycle_all(element)
     await asyncio.sleep(0.05)
     await connections.close()
+    PartitionRequestClient.next_frame = next_frame
     return announced
 
 

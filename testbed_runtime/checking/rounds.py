@@ -39,8 +39,6 @@ _ONLY = {"checkpoint": "store", "lease": "store"}
 """The kinds of failures that are attributed to an active fault of a group rather than to any later fault."""
 _EXPLAINED_BY = {"checkpoint": "store", "lease": "store", "heartbeat": "rpc"}
 """The groups of faults that cost a running job nothing before the given kind of failed wait begins."""
-_GIVES_UP = ("heartbeat", "lease", "checkpoint")
-"""The kinds of failures with which a component gives up while the job runs."""
 _FAILED = (Outcome.FAILED, Outcome.EXPIRED)
 _HOLDS_NO_RECORD = ("store", "heartbeats")
 """The groups of faults that delay no record of a running job: snapshots are stored beside the tasks."""
@@ -347,7 +345,7 @@ def _with_failovers(
     elif fault is not None and fault.fault in lasting - began and (_stops(fault) or _stops_jobmanager(fault)):
         # it stopped a part of the job shortly before that had recovered from the outage before
         effect = since
-    elif fault is not None and fault.fault in lasting and failed[0].kind in _GIVES_UP:
+    elif fault is not None and fault.fault in lasting and failed[0].kind in _EXPLAINED_BY:
         effect = _first_failed(record.trial, failed[0], since, effect)
     else:
         effect = _suspended(record.trial, since, effect)
@@ -373,9 +371,10 @@ def _first_effect(trial: Trial, fault: FaultEffect, failure: Cause) -> int:
 
 
 def _first_failed(trial: Trial, failure: Cause, since: int, otherwise: int) -> int:
-    """Return when the first wait of this failure's kind that failed after `since` began, or `since` if it had begun before. Return
-    `otherwise` if none was recorded."""
+    """Return when the first wait of this failure's kind, and for its TaskManager, that failed after `since` began, or `since` if it had
+    begun before. Return `otherwise` if none was recorded."""
     rows = [r for r in trial.rows("waits") if r["kind"] == failure.kind and r["outcome"] in _FAILED]
+    rows = [r for r in rows if failure.taskmanager in ("", r["who"], r["what"])]
     failed = [r["start_ns"] for r in rows if since < r["t_ns"] <= failure.t_ns]
     return max(since, min(failed, default=otherwise))
 

@@ -94,7 +94,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
         recorded.append(submission)
     recorded += [*expired_slot_requests(trial, entry), *relayed_losses(trial)]
     recorded = _until_reported(trial, recorded)
-    requests = [w.start_ns for w in recorded if (w.kind, w.who) == ("slot", JOBMASTER_NAME)]
+    requests = [w for w in recorded if (w.kind, w.who) == ("slot", JOBMASTER_NAME)]
     recorded = [_rejoining(_answering(trial, w), effects, requests) for w in _joined_delays(recorded)]
     closing = _closing(effects)
     restarts = [e["t_ns"] for e in events(trial, "failover.started")]
@@ -517,10 +517,10 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
     return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
 
 
-def _rejoining(wait: Wait, effects: Iterable[FaultEffect], requests: Iterable[int]) -> Wait:
+def _rejoining(wait: Wait, effects: Iterable[FaultEffect], requests: Sequence[Wait]) -> Wait:
     """Return a wait for the JobManager, or for a registration with it, shortened to the time after the fault that had
     stopped the JobManager. The time before is attributed to the fault. A TaskManager registers with the JobMaster only
-    when it is asked for a slot, so that wait begins with the last of the job's `requests` for slots at the earliest.
+    when it is asked for a slot, so that wait begins with the first of the job's `requests` that still waits for slots then.
     Requests for splits are unchanged: the source does not register."""
     if wait.kind not in ("jobmanager", "registration") or wait.what == NEXT_SPLIT:
         return wait
@@ -529,8 +529,8 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect], requests: Iterable[in
     if not during:
         return wait
     asked = requests if wait.what == JOBMASTER_NAME else ()
-    start_ns = max(*during, *(t_ns for t_ns in asked if t_ns <= wait.end_ns), 0)
-    return replace(wait, kind="registration", start_ns=start_ns)
+    first_ns = min((w.start_ns for w in asked if w.start_ns <= wait.end_ns <= w.end_ns), default=0)
+    return replace(wait, kind="registration", start_ns=max(*during, first_ns))
 
 
 def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:

@@ -138,7 +138,7 @@ def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
 
 
 def headline(recovery: Recovery) -> str:
-    """Return `down 1.76 s after (fault), caught up after 2.00 s, 3 rounds`, with the names of the faults in backticks. Without a
+    """Return ``down 1.76 s after `dead-consumer`, caught up after 2.00 s, 3 rounds``, with the names of the faults in backticks. Without a
     fault it is `after` the failure, by its class."""
     again = _AGAIN if recovery.again else ""
     after = f" after {' and '.join(map(words.named, recovery.faults))}" if recovery.faults else ""
@@ -332,13 +332,9 @@ class VariantAnswer(Struct, frozen=True):
     @property
     def after(self) -> str:
         """The fault (` after cut`, in backticks) if the variant has recoveries from several faults, otherwise empty."""
-        return (
-            ""
-            if self.fault is None
-            else f" after {words.named(self.fault)}"
-            if self.fault
-            else " without a fault"
-        )
+        if self.fault is None:
+            return ""
+        return f" after {words.named(self.fault)}" if self.fault else " without a fault"
 
     @property
     def by_fault(self) -> tuple[VariantAnswer, ...]:

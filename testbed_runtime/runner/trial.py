@@ -300,7 +300,7 @@ class TrialRun:
         except HeadgateError as error:
             # a fault that ended at its own deadline did not lapse; the deadline counts from before the injection
             if now < self._deadlines[name] and not self.outcome.voided:
-                await self._void(f"the lease of {name} lapsed: {error}")
+                await self._void(f"the lease of fault `{name}` lapsed: {error}")
 
     async def _void(self, why: str) -> None:
         """End a trial whose fault was not active as planned, or whose testbed was disrupted. It is repeated."""
@@ -317,7 +317,7 @@ class TrialRun:
             del self._injected[name]
             self._fault_changed(name, None)
             if not self.outcome.voided:
-                await self._void(f"{name} did not last: {error}")
+                await self._void(f"fault `{name}` did not last: {error}")
             return
         del self._injected[name]
         self._fault_changed(name, None)
@@ -329,7 +329,7 @@ class TrialRun:
             try:
                 await self._heal(name)
             except HeadgateError as error:
-                self._report(f"healing {name} failed: {error}")
+                self._report(f"healing fault `{name}` failed: {error}")
 
     async def _call(self, what: str, call: Awaitable[T]) -> T:
         async with time_limit(what, CALL_LIMIT_S):

@@ -34,7 +34,7 @@ TURNS_MAX = 50_000_000
 TURNS_AT_ONE_INSTANT_MAX = 100_000
 """This many iterations at one instant are a livelock too. The busiest instant of a run has some hundreds."""
 CANCELLED_TIMERS_MAX = 1_000
-"""The timer heap is cleaned when it contains more cancelled timers than this, and they are more than half of it."""
+"""The timers are cleaned when more of them are cancelled than this, and than were left after the last time."""
 LIVELOCK_NAMES = 12
 """Maximum names of tasks in the error. There may be thousands of tasks."""
 END_LIMIT_S = 120.0
@@ -95,6 +95,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: dict[float, list[asyncio.TimerHandle]] = {}
         """The timers of each instant, in order."""
         self._cancelled_timers = 0
+        self._cancelled_most = CANCELLED_TIMERS_MAX
         self._turns = 0
         self._turns_now = 0
         self._held: dict[str, list[asyncio.Handle]] = {}
@@ -184,12 +185,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         self._cancelled_timers += 1
-        if self._cancelled_timers > max(CANCELLED_TIMERS_MAX, len(self._times) // 2):
+        if self._cancelled_timers > self._cancelled_most:
             left = {when: [t for t in timers if not t.cancelled()] for when, timers in self._timers.items()}
             self._timers = {when: timers for when, timers in left.items() if timers}
             self._times = list(self._timers)
             heapq.heapify(self._times)
             self._cancelled_timers = 0
+            self._cancelled_most = max(CANCELLED_TIMERS_MAX, sum(map(len, self._timers.values())))
 
     def _run_once(self) -> None:
         """Run one iteration: the callbacks that are ready now, not those that they add."""

@@ -182,7 +182,8 @@ class StreamTask:
                 await self._idle()
 
     def _poll(self, *, several: bool) -> tuple[PolledRun | None, bool]:
-        """Handle the events that never wait, and return what comes after them. Without `several`, handle one and return it with True."""
+        """Handle the events that never wait, and return what comes after them with False. Without `several`, handle at most one, and return it
+        with True if it was handled."""
         poll, most = self._run.input.poll, self._run_buffers
         item = poll(most)
         while (handled := self._handled_at_once(item)) and several:

@@ -130,7 +130,7 @@ class Pump:
             if tap is not None:
                 tap.seen("sent", self.link_out, frame)
             if type(frame) is BufferResponse:
-                its_size = header + len(frame.data)
+                its_size = header + len(frame.data)  # this server sends no partial buffers
                 if buffer is not None and buffer.is_volatile:
                     frame = self._kept(frame, buffer)
             else:

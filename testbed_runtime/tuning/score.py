@@ -241,9 +241,10 @@ def _worse(objectives: Sequence[Objective], line: Line, than: Line, matters: flo
 
 
 def _loss(objective: Objective, value: float | None) -> float:
-    """Return the value of an objective so that less is better."""
-    number = float("inf") if value is None else value
-    return number if objective.direction == "min" else -number
+    """Return the value of an objective so that less is better. A missing one is the worst."""
+    if value is None:
+        return float("inf")
+    return value if objective.direction == "min" else -value
 
 
 def _on_front(
@@ -280,11 +281,8 @@ def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality:
 def _why(outcome: Outcome) -> str:
     """Name the scenario, its faults, and what failed first."""
     summary = str(outcome.verdict.get("summary") or outcome.verdict.get("reason") or "")
-    faults = (
-        f" ({'faults' if len(outcome.faults) > 1 else 'fault'} {', '.join(outcome.faults)})"
-        if outcome.faults
-        else ""
-    )
+    names = ", ".join(f"`{name}`" for name in outcome.faults)
+    faults = f" ({'faults' if len(outcome.faults) > 1 else 'fault'} {names})" if names else ""
     return f"{outcome.run.scenario}{faults}: {summary}"
 
 

@@ -572,13 +572,14 @@ def test_a_fault_that_costs_a_running_job_nothing_begins_with_what_it_fails(
 def test_a_fault_that_fails_a_job_again_begins_with_what_it_fails(
     history: Any, kind: str, failed: str, waited: tuple[float, float], ended: float, effect: float
 ):
-    """The job has failed at 11 s and has recovered at 14 s. It fails again at 18 s, by a fault that has been there since 8 s."""
+    """The job has failed at 11 s and has recovered at 14 s. It fails again at 18 s, by a fault that has been there since 8 s. A spare
+    TaskManager is lost at 14.5 s."""
     built = record(history, {}, (0.5, 12, 19))
+    lost = {"wait": failed, "taskmanager": "tm-0-1"}
     for number, span in enumerate(((8, 11), waited), start=1):
         built.wait(failed, "JobMaster", "tm-0-1", span, outcome="expired")
-        built.event(
-            "failover.started", str(number), 11.0 if number == 1 else 18.0, text="lost", data={"wait": failed}
-        )
+        built.event("failover.started", str(number), 11.0 if number == 1 else 18.0, text="lost", data=lost)
+    built.wait(failed, "ResourceManager", "tm-5-1", (12, 14.5), outcome="expired")
     found = outages_of(built.trial(), [fault("a", 8, ended, kind)], behind(((8, 14), (18, 20))), at(END))
     assert [brief(o)[1:3] for o in found][1:] == [(effect, 20)]
 

@@ -380,6 +380,27 @@ def test_a_restart_delay_that_a_merged_failure_divides_is_one_wait(history: Any,
 
 
 @pytest.mark.parametrize(
+    ("requests", "since"),
+    [
+        ([(3, 4), (11, 15.1), (14, 15.1)], 11),  # two regions wait for slots
+        ([(3, 15.1)], 9),  # it was asked before the JobManager was stopped
+        ([(16, 17)], 9),
+    ],
+)
+def test_a_taskmanager_registers_with_the_jobmaster_for_the_first_request_that_still_waits(
+    history: Any, requests: list[tuple[float, float]], since: float
+):
+    """The JobManager is back at 9 s, and the registration ends at 15 s."""
+    built = history.empty()
+    built.wait("registration", "tm-0-1", "JobMaster", (2, 15))
+    for span in requests:
+        built.wait("slot", "JobMaster", "4 slots", span)
+    effects = [fault("jobmanager.kill", "jobmanager")]
+    found = [w for w in read_waits(built.trial(), {}, effects, history.at(20)) if w.kind == "registration"]
+    assert [w.start_ns for w in found] == [history.at(since)]
+
+
+@pytest.mark.parametrize(
     ("what", "kind", "since"), [("JobMaster", "registration", 9), (NEXT_SPLIT, "jobmanager", 2)]
 )
 def test_a_source_that_waits_for_a_split_does_not_register_again(

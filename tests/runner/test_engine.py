@@ -120,7 +120,7 @@ def test_a_trial_whose_fault_ended_unseen_is_void_and_repeated(play, document, h
     habits.short_faults_of = {"main-1"}
     played = play(document, control=False)
     assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
-    assert "pause did not last: the agent of tm-1/packets died" in played.trials[0]["void_reason"]
+    assert "fault `pause` did not last: the agent of tm-1/packets died" in played.trials[0]["void_reason"]
     assert [text for _, text in played.host.testbeds[0].log].count("heal") == 1
     assert played.result.verdict["verdict"] == "Pass"
 

@@ -410,8 +410,8 @@ def test_a_row_that_did_not_recover_is_never_recommended():
 def test_a_failing_row_names_the_scenario_and_its_fault():
     """In the table's text and in the status."""
     study, found = heartbeat_lines(trials("Fail", *FAST), *(trials("Pass", *v) for v in (OWN, SLOW, OWN)))
-    assert found[0].reason == "killed (fault dead): it is Fail"
-    assert "- heartbeat.interval=1 s: Fail: killed (fault dead): it is Fail" in table.markdown(study, found)
+    assert found[0].reason == "killed (fault `dead`): it is Fail"
+    assert "- heartbeat.interval=1 s: Fail: killed (fault `dead`): it is Fail" in table.markdown(study, found)
     assert table.status_rows(study, found)[0]["reason"] == found[0].reason
 
 
@@ -419,7 +419,7 @@ def test_rows_that_fail_for_the_same_reason_share_a_line():
     """The reason may be a long message of Flink's."""
     failed = trials("Fail", *FAST)
     study, found = heartbeat_lines(failed, failed, *(trials("Pass", *v) for v in (SLOW, OWN)))
-    text = "- heartbeat.interval=1 s; heartbeat.interval=5 s: Fail: killed (fault dead): it is Fail"
+    text = "- heartbeat.interval=1 s; heartbeat.interval=5 s: Fail: killed (fault `dead`): it is Fail"
     assert text in table.markdown(study, found).splitlines()
 
 
@@ -519,7 +519,7 @@ def test_a_reference_that_fails_is_named_with_its_reason():
     study, found = heartbeat_lines(*verdicts, trials("Fail", *SLOW), trials("Pass", *OWN))
     answer = score.conclusion(study, found)
     assert answer[0] == "best: heartbeat.interval=1 s"
-    assert answer[1].startswith(f"{found[2].row.text}: Fail: killed (fault dead): it is Fail")
+    assert answer[1].startswith(f"{found[2].row.text}: Fail: killed (fault `dead`): it is Fail")
     assert answer[2].startswith(f"against {found[3].row.text}: recovery.detect: better by")
     assert len(answer) == 3
 

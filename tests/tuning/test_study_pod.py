@@ -150,7 +150,8 @@ async def test_nothing_is_applied_when_no_row_passes() -> None:
     await asyncio.wait_for(task, LIMIT_S)
     assert said(api)["reason"] == "NoRowPasses"
     assert (
-        said(api)["message"] == "No row passes: nothing is recommended. 3 of 3 rows: late (fault slow): Fail"
+        said(api)["message"]
+        == "No row passes: nothing is recommended. 3 of 3 rows: late (fault `slow`): Fail"
     )
     assert "applied" not in said(api)
     testbed = api.one("Testbed", LAB, "prod")

@@ -417,7 +417,7 @@ def test_nothing_is_recommended_if_no_row_passes_or_none_is_within_its_limits():
 
 @pytest.mark.parametrize(
     ("faults", "text"),
-    [((), "killed: s"), (("a",), "killed (fault a): s"), (("a", "b"), "killed (faults a, b): s")],
+    [((), "killed: s"), (("a",), "killed (fault `a`): s"), (("a", "b"), "killed (faults `a`, `b`): s")],
 )
 def test_the_reason_of_a_row_names_the_faults_of_its_scenario(faults: tuple[str, ...], text: str):
     """A run without a summary has its reason; one without a verdict is an error."""

@@ -78,7 +78,9 @@ def test_a_study_is_searched_in_virtual_time(tmp_path: Path):
     assert f"| **{LARGE_BACKOFF}** | **Pass** |" in output
     assert f"- best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in output
     assert "| Flink's defaults, front |" in output
-    assert "request-backoff.max=400 ms: Fail: late-producer (fault late): job.state equals RUNNING" in output
+    assert (
+        "request-backoff.max=400 ms: Fail: late-producer (fault `late`): job.state equals RUNNING" in output
+    )
     data = json.loads((out / "backoff.study.json").read_text())
     assert [row["verdict"] for row in data["rows"]] == ["Fail", "Pass", "Pass"]
     assert [row["reference"] for row in data["rows"]] == ["", "", "Default"]
@@ -116,7 +118,7 @@ def test_a_row_that_flink_refuses_is_an_error_in_the_table_and_the_others_run(tm
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
-        "heartbeat.timeout=1 s, restart-strategy.failure-rate.delay=2 s: Error: late-producer (fault late): "
+        "heartbeat.timeout=1 s, restart-strategy.failure-rate.delay=2 s: Error: late-producer (fault `late`): "
         in done.stdout
     )
     assert "[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger" in done.stdout

@@ -42,6 +42,11 @@ class PartitionRequestClient:
     channel for which `allocate` returned None has a buffer.
     """
 
+    __slots__ = (
+        "_channels", "_credit_based", "_pending", "_resume", "_reuse", "_wake", "closing", "error", "peer",
+        "resource_id",
+    )  # fmt: skip
+
     def __init__(
         self,
         peer: str,

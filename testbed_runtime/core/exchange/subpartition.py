@@ -457,7 +457,7 @@ class SubpartitionView:
         self.subpartition = subpartition
         self.on_data = on_data
         self.released = False
-        """Whether the reader released it."""
+        """Whether the reader released the view. The partition may be released without that."""
 
     def poll(self) -> Polled | None:
         return None if self.released else self.subpartition.poll()

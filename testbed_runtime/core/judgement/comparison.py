@@ -208,15 +208,12 @@ def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
     unit = found.key.unit
     neutral = m.METRICS[found.key.metric].lower_is_better is None
     span = f"between {_signed(gain.low, unit)} and {_signed(gain.high, unit)}"
-    if unit == "count" and gain.low == gain.high == 0:
-        return replace(found, answer=INDISTINGUISHABLE, text="indistinguishable: no trial differs")
     most = max(-gain.low, gain.high, 0.0)
     if most <= limit:
-        size = (
-            "no trial differs" if most < ROUNDING else f"the difference is at most {format_value(most, unit)}"
-        )
-        text = f"indistinguishable: {size}"
-        return replace(found, answer=INDISTINGUISHABLE, text=text, equivalent=True)
+        none = most < ROUNDING
+        size = "no trial differs" if none else f"the difference is at most {format_value(most, unit)}"
+        text, equivalent = f"indistinguishable: {size}", not (none and unit == "count")
+        return replace(found, answer=INDISTINGUISHABLE, text=text, equivalent=equivalent)
     if gain.low <= 0 <= gain.high:
         text = f"indistinguishable: the {'difference' if neutral else 'improvement'} is {span}"
         return replace(found, answer=INDISTINGUISHABLE, text=text)

@@ -190,9 +190,9 @@ class _VariantJudge:
     def _end(self, trial: TrialFacts) -> list[Judged]:
         """Check the state in which the faults left the job: it runs, records arrive, and it has recovered.
 
-        A job that failed for good, even if it still cancels its tasks, fails the scenario, because a longer
-        observation would show nothing else, unlike with a job that has not recovered yet. If the scenario expects a state of the job, only that
-        expectation judges it."""
+        A job that failed for good, even if it still cancels its tasks, fails the scenario, because a longer observation
+        would show nothing else, unlike with a job that has not recovered yet. If the scenario expects a state of the job,
+        only that expectation judges it."""
         state = self._row(trial, "job.state")
         if state is not None and state["text"] in ("FAILING", "FAILED", "CANCELED"):
             if self._expects_a_job_state():
