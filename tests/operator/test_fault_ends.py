@@ -126,7 +126,7 @@ def test_a_fault_has_ended_when_each_agent_has_measured_what_it_left() -> None:
         (
             "Normal",
             "EffectVerified",
-            "process.pause on tm-0, tm-1 by supervisor: status.measured has the values",
+            "process.pause on tm-0, tm-1 by supervisor: the measured values are in status.measured",
         ),
         ("Normal", "Complete", "Ended; its effect was measured"),
     ]

@@ -291,7 +291,7 @@ def _effect_events(observed: Observed, status: FaultStatus) -> list[Emit]:
     if status.verified is None or status.verified == observed.status.verified:
         return []
     if status.verified:
-        text = f"{status.kind} on {status.target} by {status.backend}: status.measured has the values"
+        text = f"{status.kind} on {status.target} by {status.backend}: the measured values are in status.measured"
         return [Emit("Normal", "EffectVerified", clip(text))]
     return [Emit("Warning", "EffectNotVerified", clip(status.message))]
 

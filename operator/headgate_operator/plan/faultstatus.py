@@ -255,7 +255,7 @@ def _bounded(values: Mapping[str, str]) -> dict[str, str]:
 
 def _effect(status: FaultStatus, *, final: bool) -> Condition:
     if status.verified is True:
-        return yes("EffectVerified", "Measured", "status.measured has the values")
+        return yes("EffectVerified", "Measured", "the measured values are in status.measured")
     if status.verified is False:
         return no("EffectVerified", "NotMeasured", status.message or _words(status.measured))
     return unknown("EffectVerified", "NeverMeasured" if final else "NotMeasuredYet")
