@@ -46,10 +46,13 @@ HOW_TO_SELECT = (
     "change pods.nodeSelector of the testbed, or pods.nodeSelector and pods.affinity of the installation"
 )
 HOW_TO_BIND = "`kubectl describe` of the volume claim says why it is not bound"
+HOW_TO_REACH_VOLUME = "free resources in the zone of its volume, or delete the volume claim"
 _NO_NODE = {
     "untolerated taint": HOW_TO_TOLERATE,
     "node affinity/selector": HOW_TO_SELECT,
-    "olume": HOW_TO_BIND,
+    "unbound immediate PersistentVolumeClaims": HOW_TO_BIND,
+    "persistent volumes to bind": HOW_TO_BIND,
+    "volume node affinity conflict": HOW_TO_REACH_VOLUME,
     "Insufficient": "free resources, add a node, or change pods.resources of the testbed",
 }
 """Parts of the scheduler's message, and what to do about each."""

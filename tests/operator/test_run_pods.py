@@ -13,6 +13,7 @@ from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import (
     HOW_TO_BIND,
     HOW_TO_PULL,
+    HOW_TO_REACH_VOLUME,
     HOW_TO_SCHEDULE,
     HOW_TO_SELECT,
     HOW_TO_TOLERATE,
@@ -170,7 +171,9 @@ PULLING_TEXT = f"pod any: ErrImagePull: no such image; {HOW_TO_PULL}"
         ("1 node(s) had untolerated taint(s)", [HOW_TO_TOLERATE]),
         ("3 node(s) had untolerated taint {a: }, 1 node(s) didn't match Pod's node affinity/selector", [HOW_TO_TOLERATE, HOW_TO_SELECT]),
         ("pod has unbound immediate PersistentVolumeClaims", [HOW_TO_BIND]),
-        ("1 node(s) had volume node affinity conflict", [HOW_TO_BIND]),
+        ("1 node(s) didn't find available persistent volumes to bind", [HOW_TO_BIND]),
+        ("1 node(s) had volume node affinity conflict", [HOW_TO_REACH_VOLUME]),
+        ("1 node(s) exceed max volume count", [HOW_TO_SCHEDULE]),
         ("1 node(s) were unschedulable", [HOW_TO_SCHEDULE]),
     ],
 )  # fmt: skip
