@@ -8,6 +8,8 @@ NOT_ADMITTED, QUOTA_EXCEEDED = "NotAdmitted", "QuotaExceeded"
 """Reasons of the condition Stalled."""
 TERMINATING = "is being terminated"
 """Part of the message (403) for an object that is created in a namespace that is being deleted."""
+DENIED = ("denied request", "denied the request")
+"""Parts of the messages of an admission policy and of an admission webhook."""
 
 
 class Refusal(Struct, frozen=True):
@@ -32,8 +34,8 @@ _REFUSALS = {
         "change the LimitRange of the namespace (for a TaskManager, spec.pods.resources also helps)"
     ),
     TERMINATING: Refusal("wait until the namespace is deleted, or use another one"),
-    "denied request": Refusal("an admission policy of the cluster refuses it: look at that policy"),
-    "denied the request": Refusal("look at the policy of that admission webhook"),
+    DENIED[0]: Refusal("an admission policy of the cluster refuses it: look at that policy"),
+    DENIED[1]: Refusal("look at the policy of that admission webhook"),
 }
 
 

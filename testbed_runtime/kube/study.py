@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from testbed_runtime.api import kinds, naming, views
+from testbed_runtime.api.refusals import DENIED
 from testbed_runtime.api.status import (
     COMPLETE,
     STATUS_KEY,
@@ -42,7 +43,7 @@ AWAY_LIMIT_S = 600.0
 REPORT_POLLS = 15
 """How often a Complete run without a report is read (for half a minute) before the verdict is taken from its status."""
 INVALID = {400, 422}
-"""Answers of the API server to a run that a webhook or an admission policy refuses: its row has values that Flink does not accept."""
+"""Answers of the API server to a run that is invalid, for example because its row has values that Flink does not accept."""
 HOW_TO_RESUME = "spec.suspend is true; set it to false to continue the study"
 
 
@@ -180,7 +181,7 @@ class Study:
             try:
                 created = await self._api.create(manifest(study, spec, run, scenarios[run.scenario]))
             except ApiError as error:
-                if error.status not in INVALID:
+                if not _is_refused(error):
                     raise
                 self._verdicts[run.name] = {"verdict": str(Verdict.ERROR), "summary": str(error)}
                 continue
@@ -220,6 +221,12 @@ class Study:
 def _spec(study: views.Study) -> kinds.TuningStudySpec:
     """Return the validated spec. Raises InvalidScenario."""
     return validate_as(kinds.TuningStudy, study.raw).valid(name=study.name).spec
+
+
+def _is_refused(error: ApiError) -> bool:
+    """Return whether a run is refused for what it contains. Webhooks and admission policies may also answer with 403, as for a missing right
+    or a full quota."""
+    return error.status in INVALID or (error.forbidden and any(part in error.text for part in DENIED))
 
 
 def _name_taken(polls: Mapping[str, int]) -> str:

@@ -117,17 +117,26 @@ async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -
 
 
 class Strict(ModelApi):
-    """Refuses a run whose heartbeat.timeout is 5 s, as the webhook does if that is below heartbeat.interval."""
+    """Refuses a run whose heartbeat.timeout is 5 s, as a webhook does if that is below heartbeat.interval."""
+
+    def __init__(self, refusal: ApiError) -> None:
+        super().__init__()
+        self._refusal = refusal
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
         if manifest["spec"]["scenario"]["testbed"]["flinkConfiguration"]["heartbeat.timeout"] == "5 s":
-            raise ApiError(400, "BadRequest", "admission webhook denied the request: Flink does not start")
+            raise self._refusal
         return await super().create(manifest)
 
 
-async def test_a_row_whose_run_is_refused_is_an_error_and_the_others_run() -> None:
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(400, 'admission webhook "headgate" denied the request: '), (422, ""), (403, 'admission webhook "other" denied the request: '),
+     (403, "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: ")],
+)  # fmt: skip
+async def test_a_row_whose_run_is_refused_is_an_error_and_the_others_run(status: int, words: str) -> None:
     """The pod would otherwise end with the refusal, again and again."""
-    api = model(Strict())
+    api = model(Strict(ApiError(status, "", f"{words}Flink does not start")))
     task = asyncio.create_task(study(api).run())
     await until(lambda: len(runs(api)) == 2)
     for run in runs(api):
