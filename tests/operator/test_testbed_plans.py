@@ -505,7 +505,35 @@ def test_pods_that_cannot_start_are_replaced_once_the_installation_is_upgraded(
     """They keep the image, the pull secrets and the tolerations of the earlier installation. So do running pods, which stay."""
     raw = settled(pods={"packetFaults": True})
     there = pods(raw, tm_2={"phase": "Pending", "ready": False, "status": stuck})
-    assert deleted(look(raw, there, settings=replace(SETTINGS, since=since))) == gone
+    found = look(raw, there, settings=replace(SETTINGS, since=since))
+    assert deleted(found) == gone
+    why = "replacing tm-2: it could not start, and the settings of the installation may have changed"
+    assert (("Normal", "Replacing", why) in events(found)) == bool(gone)
+
+
+@pytest.mark.parametrize(
+    ("process", "incarnation", "job", "gone"),
+    [
+        ("tm-2", 1, {"state": "NONE"}, True), ("tm-2", 1, None, True), ("jobmanager", 1, None, True),
+        ("tm-2", 2, RUNNING, False), ("tm-2", 2, None, False), ("jobmanager", 2, None, False), ("tm-2", 1, RUNNING, False),
+    ],
+)  # fmt: skip
+def test_an_operator_that_starts_again_replaces_no_pod_of_a_trial(
+    process: str, incarnation: int, job: Obj | None, gone: bool
+) -> None:
+    """The deletion would void the trial. A pod that replaces one that a fault has killed may wait for a node."""
+    stuck = {
+        "phase": "Pending",
+        "ready": False,
+        "status": {"conditions": [NO_NODE]},
+        "incarnation": incarnation,
+    }
+    later = replace(SETTINGS, since=NOW + 1)
+    for labels, replaced in (({}, True), ({naming.LABEL_RUN: "r"}, gone)):
+        raw = settled()
+        raw["metadata"]["labels"] = labels
+        found = look(raw, pods(raw, **{process.replace("-", "_"): stuck}), job=job, settings=later)
+        assert deleted(found) == ([f"{process}-{incarnation}"] if replaced else [])
 
 
 def test_nothing_is_rolled_while_pods_come_or_go() -> None:

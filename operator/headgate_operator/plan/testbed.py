@@ -18,6 +18,7 @@ from headgate_operator.plan import testbed_status
 from headgate_operator.plan.model import Action, Apply, Create, Emit, Plan, delete, has_old_settings
 from headgate_operator.plan.testbed_status import State, Steps, ordinal
 from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
 from testbed_runtime.api.status import TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.api.views import Manifest, Pod, Resource, Secret, Testbed, seconds
@@ -161,10 +162,18 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
         tuple(
             p
             for p in live
-            if pods[p].config != objects.pod_hash(testbed.raw, p) or has_old_settings(pods[p], settings)
+            if pods[p].config != objects.pod_hash(testbed.raw, p) or _is_stuck(observed, pods[p], settings)
         ),
         tuple(p for p in live if pods[p].secret_uid != observed.secret_uids(p)),
     )
+
+
+def _is_stuck(observed: TestbedObserved, pod: Pod, settings: Settings) -> bool:
+    """Return whether the pod cannot start, possibly because of old settings. During a trial it stays: deleting it would void the trial.
+    A trial has begun when its job is submitted, which only the JobManager knows, or when a pod was replaced."""
+    submitted = (observed.job or {}).get("state") or "NONE"
+    in_trial = naming.LABEL_RUN in observed.testbed.labels and (pod.incarnation > 1 or submitted != "NONE")
+    return has_old_settings(pod, settings) and not in_trial
 
 
 def _incarnations(status: TestbedStatus, pods: Mapping[str, Pod]) -> dict[str, int]:

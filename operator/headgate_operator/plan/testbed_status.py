@@ -47,7 +47,7 @@ class State(Struct, frozen=True):
     lost: Mapping[str, float]
     """Wanted TaskManagers without a live pod, and since when."""
     stale: tuple[str, ...]
-    """Live pods with an old configuration; TaskManagers from the highest ordinal, then the JobManager."""
+    """Live pods with an old configuration or, if they cannot start, with old settings; TaskManagers from the highest ordinal, then the JobManager."""
     old_token: tuple[str, ...]
     """Live pods with a token or a certificate that is no longer valid: they reject every request, or every connection for data."""
 
@@ -270,8 +270,16 @@ def _pod_events(testbed: Testbed, state: State, steps: Steps) -> list[Emit]:
         found.append(Emit("Normal", reason, f"creating {process}, incarnation {number}"))
     found += [Emit("Normal", "ScaledDown", f"deleting {p}") for p in steps.remove]
     found += [
-        Emit("Normal", "Replacing", f"replacing {p} for generation {testbed.generation}")
+        Emit("Normal", "Replacing", f"replacing {p}{_why_replaced(testbed, state, p)}")
         for p in steps.replace
         if state.alive(p)
     ]
     return found
+
+
+def _why_replaced(testbed: Testbed, state: State, process: str) -> str:
+    if process in state.old_token:
+        return ": its token or certificate is no longer valid"
+    if state.pods[process].config != objects.pod_hash(testbed.raw, process):
+        return f" for generation {testbed.generation}"
+    return ": it could not start, and the settings of the installation may have changed"
