@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Delete
+from headgate_operator.reconciler import still_failing
+from testbed_runtime.api import naming
 from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import (
     HOW_TO_BIND,
@@ -100,9 +102,12 @@ def refused(reason: str) -> Obj:
     return {"phase": "Starting", "conditions": [*ACCEPTED, stalled]}
 
 
-def another(**status: Any) -> Run:
+def another(labels: Obj | None = None, **status: Any) -> Run:
     """Another run of the namespace."""
-    return Run(made({"phase": "Running", "conditions": [], **status}))
+    return Run(made({"phase": "Running", "conditions": [], **status}, labels=labels))
+
+
+OVER = {"phase": "Complete", "completedAt": rfc3339(NOW), "runnerStarts": 1}
 
 
 @pytest.mark.parametrize(
@@ -115,21 +120,50 @@ def another(**status: Any) -> Run:
         ("QuotaExceeded", (another(runnerStarts=1),), 601, False),
         ("QuotaExceeded", (another(),), 601, True),
         ("QuotaExceeded", (another(runnerStarts=1, phase="Suspended"),), 601, True),
-        ("QuotaExceeded", (another(phase="Complete", completedAt=rfc3339(NOW)),), 601, False),
-        ("QuotaExceeded", (another(phase="Complete", completedAt=rfc3339(NOW)),), 601 + SETTINGS.pods_ttl_s, True),
+        ("QuotaExceeded", (another(**OVER, recorderStarts=1),), 601, False),
+        ("QuotaExceeded", (another(**OVER, recorderStarts=1),), SETTINGS.pods_ttl_s, True),
+        ("QuotaExceeded", (another(**OVER),), 601, True),
+        ("QuotaExceeded", (another({naming.LABEL_STUDY: "s"}, **OVER, recorderStarts=1),), 601, True),
     ],
     ids=["alone", "ten minutes are not too long", "Pod Security", "another error", "another run is at work", "all wait",
-         "the other is suspended", "recorders may leave", "no recorder is left"],
+         "the other was always suspended", "a recorder is left", "no recorder is left", "there was no recorder", "a study's recorder is gone"],
 )  # fmt: skip
 def test_a_run_whose_pod_is_never_admitted_ends(
     reason: str, others: tuple[Run, ...], age_s: float, ends: bool
 ) -> None:
-    """A pipeline that waits for the run would wait forever. Runs that queue for a quota are no reason to end."""
+    """A pipeline that waits for the run would wait forever. A run that is queued for a quota does not end."""
     found = look(made(refused(reason)), pods=pods(runner=None), others=others, now=NOW + age_s)
     ended = (status_of(found).verdict, status_of(found).reason)
     assert ended == (("Error", "PodNotCreated") if ends else ("", ""))
     text = "an object of the run was not admitted within 600 s: exceeded quota: q; raise it"
     assert (status_of(found).text == text) == ends
+
+
+@pytest.mark.parametrize(
+    "left", [(), (another(runnerStarts=1, phase="Suspended"),)], ids=["gone", "suspended"]
+)
+def test_a_queued_run_has_ten_minutes_from_the_end_of_the_queue(left: tuple[Run, ...]) -> None:
+    """The other run may be deleted or suspended after hours, which nothing else in the cluster records."""
+    waits, turn = pods(runner=None), NOW + 7200
+    raw = made(refused("QuotaExceeded"))
+    found = look(raw, pods=waits, others=(another(runnerStarts=1),), now=NOW + 1)
+    assert conditions(found)["Reconciling"] == "False/Queued"
+    for now, ends in ((turn, False), (turn + 600, False), (turn + 601, True)):
+        refused_again = still_failing(found.status, Run(raw).status)
+        assert refused_again is not None
+        raw = made(to_json(refused_again))
+        found = look(raw, pods=waits, others=left, now=now)
+        assert (status_of(found).reason == "PodNotCreated") == ends
+        assert ends or conditions(found)["Reconciling"] == "True/Starting"
+
+
+def test_an_operator_that_was_down_tries_for_ten_minutes_before_it_ends_a_run() -> None:
+    """The quota may have been raised meanwhile."""
+    for age_s, ends in ((600, False), (601, True)):
+        settings = replace(SETTINGS, since=NOW + 7200)
+        raw = made(refused("QuotaExceeded"))
+        found = look(raw, pods=pods(runner=None), settings=settings, now=NOW + 7200 + age_s)
+        assert (status_of(found).reason == "PodNotCreated") == ends
 
 
 def test_a_run_at_work_does_not_end_because_spark_is_refused() -> None:

@@ -32,6 +32,7 @@ HEALING = "Healing"
 """The condition that records when the operator first saw the heal annotation."""
 KEEP_RECORD = "set recorder.storage.size in the installation, so that each run has a volume for it"
 RECORD_LOST = f"the record went with the recorder's pod, which was lost. To keep the record, {KEEP_RECORD}"
+QUEUED = "waits until another run of the namespace frees resources of the quota"
 History = tuple[bool | None, str] | None
 """Whether executors can read the history (None: unknown), and why. The whole value is None if the run has no executors."""
 
@@ -45,8 +46,9 @@ def running(
     recorder: Pod | None = None,
     history: History,
     spark: Pod | None,
+    queued: bool = False,
 ) -> ScenarioRunStatus:
-    """Return the status while the runner is at work, or about to be."""
+    """Return the status while the runner is at work, or about to be. `queued`: it waits for the resources of another run."""
     before = run.status
     between = report is not None and report.phase == "Running" and not report.trial_phase
     waits = run.suspended and between
@@ -72,13 +74,16 @@ def running(
         ready = no("Ready", "RecorderNotReady", problem)
     else:
         ready = yes("Ready", "Running", "the runner is at work")
+    reconciling = yes("Reconciling", phase, report.message if report else "")
+    if waits or queued:
+        reconciling = no("Reconciling", SUSPENDED) if waits else no("Reconciling", "Queued", QUEUED)
     # a user has to fix a problem, so it takes precedence over the runner's progress
     message = trouble or (report.message if report else "")
     status = replace(status, message=clip(message))
     healing = [yes(HEALING, "Asked", "the runner ends its trial and the run")] if run.heal_requested else []
     return with_conditions(run, status, [
         yes("Accepted", "Valid"),
-        no("Reconciling", SUSPENDED) if waits else yes("Reconciling", phase, report.message if report else ""),
+        reconciling,
         ready,
         no("Stalled", "Working"),
         *_measured(report.faults if report else ()),

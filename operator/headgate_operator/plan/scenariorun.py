@@ -101,6 +101,10 @@ class Observed(Struct, frozen=True):
         return self.pods.get(naming.recorder_name(self.run.name))
 
     @property
+    def is_at_work(self) -> bool:
+        return self.runner is not None and self.recorder is not None
+
+    @property
     def spark(self) -> Pod | None:
         return self.pods.get(objects_runs.spark_name(self.run))
 
@@ -141,14 +145,22 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     reason, late = overdue(needed, now)
     if late:
         return _conclude(observed, now, verdict=Verdict.ERROR, reason=reason, text=late)
-    if refused := _never_admitted(observed, settings, now):
+    queued = _is_queued(observed, settings, now)
+    if not queued and (refused := _never_admitted(observed, settings, now)):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason=NOT_CREATED, text=refused)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)
     history, spark = _history(observed), observed.spark
     status = runstatus.running(
-        run, report, observed.runner, now, recorder=observed.recorder, history=history, spark=spark
+        run,
+        report,
+        observed.runner,
+        now,
+        recorder=observed.recorder,
+        history=history,
+        spark=spark,
+        queued=queued,
     )
     if finalizer := add_finalizer(run):
         return Plan((*finalizer, *_first_events(findings)), status, 0.0)
@@ -167,17 +179,30 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
 
 
 def _never_admitted(observed: Observed, settings: Settings, now: float) -> str:
-    """Return why a run that is not at work ends: the API server has refused one of its objects for START_LIMIT_S. A full quota is waited for
-    while another run is at work, and until the recorders of finished runs are deleted."""
-    refusal, others = observed.run.refusal, observed.others
-    if refusal is None or (observed.runner is not None and observed.recorder is not None):
+    """Return why a run that is not at work ends: the API server has refused one of its objects for START_LIMIT_S, in which this operator was up
+    and the run was not queued."""
+    refusal, reconciling = observed.run.refusal, observed.status.condition("Reconciling")
+    if refusal is None or observed.is_at_work or (reconciling is not None and not reconciling.is_true):
         return ""
-    if any(r.status.runner_starts and not r.finished and r.status.phase != SUSPENDED for r in others):
-        return ""
-    ends = [seconds(at) + max(0, settings.pods_ttl_s) for r in others if (at := r.status.completed_at)]
-    if now - max([seconds(refusal.last_transition_time), *ends]) <= START_LIMIT_S:
+    changed = [seconds(c.last_transition_time) for c in (refusal, reconciling) if c is not None]
+    if now - max(settings.since, *changed) <= START_LIMIT_S:
         return ""
     return f"an object of the run was not admitted within {START_LIMIT_S:g} s: {refusal.message}"
+
+
+def _is_queued(observed: Observed, settings: Settings, now: float) -> bool:
+    """Return whether the run waits for a full quota, and another run will free some of it by itself."""
+    return not observed.is_at_work and any(_holds_quota(other, settings, now) for other in observed.others)
+
+
+def _holds_quota(other: Run, settings: Settings, now: float) -> bool:
+    """Return whether this run is at work, or has a recorder that is still to be deleted."""
+    status = other.status
+    if not other.finished:
+        return status.runner_starts > 0 and status.phase != SUSPENDED
+    if not (status.recorder_starts and status.completed_at) or naming.LABEL_STUDY in other.labels:
+        return False
+    return now < seconds(status.completed_at) + settings.pods_ttl_s
 
 
 def _mirrored_end(
