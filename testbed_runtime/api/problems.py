@@ -265,9 +265,7 @@ def _unknown_field(model: type[BaseModel], loc: list[int | str]) -> UserError:
     else:
         problem = "is an unknown field"
     if "." in str(loc[-1]):
-        return UserError(
-            path_of(loc), problem, "write options of Flink below spec.testbed.flinkConfiguration"
-        )
+        return UserError(path_of(loc), problem, "write options of Flink below flinkConfiguration")
     return UserError(path_of(loc), problem, _did_you_mean(str(loc[-1]), fields) if fields else "write {}")
 
 

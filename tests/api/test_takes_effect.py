@@ -13,7 +13,7 @@ BAD = {
     ),
     "option of Flink outside its configuration": (
         lambda s: s.update({"execution.checkpointing.interval": "1 s"}),
-        "spec[execution.checkpointing.interval]: is an unknown field (write options of Flink below spec.testbed.flinkConfiguration)",
+        "spec[execution.checkpointing.interval]: is an unknown field (write options of Flink below flinkConfiguration)",
     ),
     "bounds the wrong way round": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "min": "3 s", "max": "2 s"}),
