@@ -78,6 +78,15 @@ def study(api: ModelApi) -> Study:
     return Study(api, LAB, "knobs", poll_s=0.0)  # type: ignore[arg-type]
 
 
+async def study_of(api: ModelApi, count: int, *, verdict: str = "Pass") -> None:
+    """Follow the study to its end. Its runs are `count`, all at once, and end with this verdict."""
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == count)
+    for run in runs(api):
+        finish(api, run, verdict=verdict)
+    await asyncio.wait_for(task, LIMIT_S)
+
+
 def spec_of(api: ModelApi) -> kinds.TuningStudySpec:
     wanted = validate_kind(api.select("TuningStudy", LAB)[0]).resource
     assert isinstance(wanted, kinds.TuningStudy)
@@ -137,11 +146,7 @@ class Strict(ModelApi):
 async def test_a_row_whose_run_is_refused_is_an_error_and_the_others_run(status: int, words: str) -> None:
     """The pod would otherwise end with the refusal, again and again."""
     api = model(Strict(ApiError(status, "", f"{words}Flink does not start")))
-    task = asyncio.create_task(study(api).run())
-    await until(lambda: len(runs(api)) == 2)
-    for run in runs(api):
-        finish(api, run)
-    await asyncio.wait_for(task, LIMIT_S)
+    await study_of(api, 2)
     found = said(api)
     assert (found["reason"], found["best"]) == ("TableComplete", "heartbeat.timeout=8 s")
     row = next(row for row in found["table"] if row["options"]["heartbeat.timeout"] == "5 s")
@@ -152,11 +157,7 @@ async def test_a_row_whose_run_is_refused_is_an_error_and_the_others_run(status:
 async def test_nothing_is_applied_when_no_row_passes() -> None:
     """And it is said why."""
     api = model(budget={"parallel": 3})
-    task = asyncio.create_task(study(api).run())
-    await until(lambda: len(runs(api)) == 3)
-    for run in runs(api):
-        finish(api, run, verdict="Fail")
-    await asyncio.wait_for(task, LIMIT_S)
+    await study_of(api, 3, verdict="Fail")
     assert said(api)["reason"] == "NoRowPasses"
     assert (
         said(api)["message"]
@@ -261,11 +262,7 @@ async def test_the_scenarios_as_they_are_are_the_row_with_their_values() -> None
     """The scenario has `5 s`, as the first row does: the table has no second row for it, and its values are applied."""
     options = [{"key": "heartbeat.timeout", "values": ["5000 ms", "8 s"]}]
     api = model(references=["Current"], budget={"parallel": 3, "runs": 3}, options=options)
-    task = asyncio.create_task(study(api).run())
-    await until(lambda: len(runs(api)) == 3)
-    for run in runs(api):
-        finish(api, run)
-    await asyncio.wait_for(task, LIMIT_S)
+    await study_of(api, 3)
     found = said(api)
     assert [(row["options"], row.get("reference", "")) for row in found["table"]] == [
         ({"heartbeat.timeout": "5000 ms"}, "Current"),
