@@ -115,7 +115,7 @@ def _of_kind(kind: Kind, model: type[BaseModel]) -> list[Rule]:
             small, large = f"self.{constraint.field}", f"self.{constraint.at_most}"
             rules.append(
                 {
-                    "rule": f"!{large}.matches({_SIMPLE_DURATION}) || !{small}.matches({_SIMPLE_DURATION})"
+                    "rule": f"!has({large}) || !has({small}) || !{large}.matches({_SIMPLE_DURATION}) || !{small}.matches({_SIMPLE_DURATION})"
                     f" || duration({small}.replace(' ', '')) <= duration({large}.replace(' ', ''))",
                     "message": f"{constraint.field} {constraint.problem}: {constraint.hint}",
                 }

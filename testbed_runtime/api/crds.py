@@ -7,6 +7,7 @@ integer-or-string is Kubernetes' int-or-string.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,10 +125,9 @@ class _Writer:
         properties: Schema = {}
         for name, info in model.model_fields.items():
             alias = str(info.alias or name)
-            properties[alias] = {
-                **self._value(declared["properties"][alias]),
-                "description": meaning(model, name),
-            }
+            field = declared["properties"][alias]
+            text = _with_default(meaning(model, name), field)
+            properties[alias] = {**self._value(field), "description": text}
         schema: Schema = {"type": "object"}
         if properties:
             schema["properties"] = properties
@@ -162,10 +162,10 @@ class _Writer:
             if schema.get("maximum", 0) > MAX_EXACT:
                 del schema["maximum"]
         if "items" in declared:
-            schema["items"] = self._value(declared["items"])
+            schema["items"] = _without_defaults(self._value(declared["items"]))
         if schema["type"] == "object":
             schema.update(self._map(declared))
-        if declared.get("default") not in (None, "", [], {}):
+        if _has_default(declared):
             schema["default"] = declared["default"]
         return schema
 
@@ -181,6 +181,29 @@ class _Writer:
                 }
             ],
         }
+
+
+def _has_default(declared: Schema) -> bool:
+    return declared.get("default") not in (None, "", [], {})
+
+
+def _with_default(text: str, declared: Schema) -> str:
+    """Return a description with the default, which `kubectl explain` does not show. That of a part is the defaults of its fields."""
+    if not _has_default(declared) or isinstance(declared["default"], dict):
+        return text
+    shown = json.dumps(declared["default"]).strip('"')
+    return f"{text} Default: `{shown}`."
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """Return the schema of a list's items without defaults. `kubectl apply` compares a list as a whole, so an item that the API server
+    has completed would look changed each time. The models have the same defaults."""
+    found = {key: value for key, value in schema.items() if key != "default"}
+    if "properties" in found:
+        found["properties"] = {name: _without_defaults(inner) for name, inner in found["properties"].items()}
+    if "items" in found:
+        found["items"] = _without_defaults(found["items"])
+    return found
 
 
 def _models_below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

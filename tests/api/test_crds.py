@@ -61,6 +61,14 @@ def test_every_field_of_a_spec_is_bounded_described_and_of_one_type(kind: str):
             assert schema.get("description"), path
 
 
+@pytest.mark.parametrize("kind", sorted(SCHEMAS))
+def test_the_api_server_adds_no_default_to_the_items_of_a_list(kind: str):
+    """`kubectl apply` compares a list as a whole, and would find each unchanged object changed."""
+    for path, schema in below(SCHEMAS[kind]["properties"]["spec"], "spec"):
+        if schema.get("type") == "array":
+            assert not [inner for inner, part in below(schema["items"], path) if "default" in part]
+
+
 def test_kubectl_explain_describes_the_conditions_and_the_parts_of_a_runs_status():
     """Their fields are what a user looks up first."""
     for kind, root in SCHEMAS.items():

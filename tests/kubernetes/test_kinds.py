@@ -201,9 +201,9 @@ def test_the_scale_subresource_changes_the_task_managers(ready: Cluster, api: Ap
 def test_kubectl_explains_and_lists_the_kinds(ready: Cluster, api: Api):
     """Texts of the reference, the columns, the category and the short names."""
     assert "Bytes arrive later" in ready.kubectl("explain", "fault.spec.network.latency")
-    assert "The exponent of the keys" in ready.kubectl(
-        "explain", "scenario.spec.testbed.job.vertices.source.keySkew"
-    )
+    skew = ready.kubectl("explain", "scenario.spec.testbed.job.vertices.source.keySkew")
+    assert "The exponent of the keys" in skew
+    assert "Default: `0`." in skew
     document = documents.good("TuningStudy")
     assert api.ask(document, dry=False)[0]
     where = ("-n", api.namespace)
@@ -211,3 +211,13 @@ def test_kubectl_explains_and_lists_the_kinds(ready: Cluster, api: Api):
     assert "tuningstudy.headgate.dev/good" in listed
     assert "PROGRESS" in ready.kubectl(*where, "get", "tune")
     assert ready.kubectl(*where, "get", "run", "--field-selector=status.verdict=Fail").strip() == ""
+
+
+def test_an_unchanged_object_that_is_applied_again_is_reported_as_unchanged(ready: Cluster, api: Api):
+    """By kubectl without `--server-side`, which compares lists as a whole, and with it afterwards, without a conflict."""
+    document = documents.good("Scenario")
+    document["metadata"]["name"] = "twice"
+    text = yaml.safe_dump(document)
+    answers = [ready.kubectl("-n", api.namespace, "apply", "-f", "-", text=text) for _ in range(2)]
+    assert [answer.split()[1] for answer in answers] == ["created", "unchanged"]
+    ready.kubectl("-n", api.namespace, "apply", "--server-side", "-f", "-", text=text)
