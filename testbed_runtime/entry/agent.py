@@ -25,13 +25,13 @@ from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS, POD_BACKEND, PROCESS_BACKENDS
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.entry.harness import Process, Ready, run_process
-from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
+from testbed_runtime.faults.http import fault_routes
 from testbed_runtime.faults.packets import backend as packet
 from testbed_runtime.faults.packets.commands import PacketSupport
 from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.placing import Surroundings
-from testbed_runtime.faults.probes import EchoServer
+from testbed_runtime.faults.probes import EchoServer, path_route
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.process.config import AgentConfig
@@ -113,8 +113,8 @@ def application(
         [
             web.get(HEALTHZ, healthz),
             web.get("/v1/capabilities", tell),
-            api.path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
-            *api.routes(agent),
+            path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
+            *fault_routes(agent),
         ]
     )
     return app

@@ -1,12 +1,17 @@
-"""The clients of Headgate's HTTP services: the control client, and the client of the fault API."""
+"""The client of Headgate's HTTP services, and the fault API: its client and the routes over a fault agent.
+
+POST /v1/faults {fault, fault_id, targets, lease_s} · GET /v1/faults · DELETE /v1/faults {fault_id} · POST /v1/faults/renew {fault_id} ·
+POST /v1/faults/heal-all · GET /v1/residue · GET /v1/journal?since=n
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
+from aiohttp import web
 from msgspec import to_builtins
 
 from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
@@ -15,6 +20,9 @@ from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address, format_address, http_url
 from testbed_runtime.transport.names import Session
+
+if TYPE_CHECKING:
+    from testbed_runtime.faults.agent import FaultAgent
 
 CONTROL_TIMEOUT_S = 5.0
 """A control endpoint answers in milliseconds; after this time it is paused, overloaded or gone."""
@@ -58,6 +66,17 @@ class ControlClient:
         await self._session.close()
 
 
+class _Inject(msgspec.Struct, frozen=True):
+    fault: Fault
+    fault_id: str
+    targets: Sequence[str]
+    lease_s: float | None = None
+
+
+class _ById(msgspec.Struct, frozen=True):
+    fault_id: str
+
+
 class FaultClient:
     """The client of one supervisor. Calls raise Unreachable when it does not answer. `close` ends the HTTP session."""
 
@@ -70,17 +89,17 @@ class FaultClient:
     ) -> FaultHandle:
         """Inject a fault. Raises UserError (invalid, or not possible in this environment), FaultNotApplied (a process was not
         running) or HeadgateError (it could not begin)."""
-        body = {"fault": to_builtins(fault), "fault_id": fault_id, "targets": targets, "lease_s": lease_s}
+        body = _Inject(fault, fault_id, targets, lease_s)
         answer = await self._call("POST", "/v1/faults", body, timeout_s=INJECT_LIMIT_S)
         return msgspec.convert(answer, FaultHandle)
 
     async def renew(self, fault_id: str) -> None:
         """Renew the lease of a fault. Raises HeadgateError if the fault is no longer active."""
-        await self._call("POST", "/v1/faults/renew", {"fault_id": fault_id})
+        await self._call("POST", "/v1/faults/renew", _ById(fault_id))
 
     async def heal(self, fault_id: str) -> None:
         """End a fault. Harmless if it has already ended."""
-        await self._call("DELETE", "/v1/faults", {"fault_id": fault_id}, timeout_s=HEAL_LIMIT_S)
+        await self._call("DELETE", "/v1/faults", _ById(fault_id), timeout_s=HEAL_LIMIT_S)
 
     async def heal_all(self) -> None:
         await self._call("POST", "/v1/faults/heal-all", timeout_s=HEAL_LIMIT_S)
@@ -104,6 +123,49 @@ class FaultClient:
         self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None
     ) -> Mapping[str, Any]:
         return await self._http.call(method, self._address, path, body, timeout_s=timeout_s)
+
+
+def fault_routes(agent: FaultAgent) -> list[web.RouteDef]:
+    """Return the routes of the fault API. The server that adds them checks the bearer token."""
+
+    async def inject(request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read(), type=_Inject)
+        handle = await agent.inject(
+            body.fault, fault_id=body.fault_id, targets=body.targets, lease_s=body.lease_s
+        )
+        return web.json_response(to_builtins(handle))
+
+    async def renew(request: web.Request) -> web.Response:
+        await agent.renew(msgspec.json.decode(await request.read(), type=_ById).fault_id)
+        return web.json_response({})
+
+    async def heal(request: web.Request) -> web.Response:
+        await agent.heal(msgspec.json.decode(await request.read(), type=_ById).fault_id)
+        return web.json_response({})
+
+    async def heal_all(_: web.Request) -> web.Response:
+        await agent.heal_all()
+        return web.json_response({})
+
+    async def faults(_: web.Request) -> web.Response:
+        return web.json_response({"faults": agent.active()})
+
+    async def residue(_: web.Request) -> web.Response:
+        return web.json_response({"residue": await agent.residue()})
+
+    async def journal(request: web.Request) -> web.Response:
+        since = int(request.query.get("since", "0"))
+        return web.json_response({"rows": agent.journal.since(since)})
+
+    return [
+        web.post("/v1/faults", inject),
+        web.get("/v1/faults", faults),
+        web.delete("/v1/faults", heal),
+        web.post("/v1/faults/renew", renew),
+        web.post("/v1/faults/heal-all", heal_all),
+        web.get("/v1/residue", residue),
+        web.get("/v1/journal", journal),
+    ]
 
 
 def _refusal(status: int, answer: Any) -> HeadgateError:

@@ -9,7 +9,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from typing import Any
 
+from aiohttp import web
+
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.packets.measure import PathReading, summary
 from testbed_runtime.ports.network import Address
 from testbed_runtime.timeouts import timeout, wait_until
 from testbed_runtime.transport.names import numeric
@@ -17,6 +22,10 @@ from testbed_runtime.transport.names import numeric
 MAX_ECHO_CONNECTIONS = 256
 MAX_BULK_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a throughput probe."""
+OPEN_LIMIT_S = 2.0
+PINGS = 50
+PINGS_LIMIT_S = 3.0
+BULK_LIMIT_S = 3.0
 _PING = struct.Struct(">Q")
 
 
@@ -164,3 +173,35 @@ class ProbeConnection(asyncio.Protocol):
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         await wait_until(lambda: condition() or bool(self.error), self._changed, limit_s=timeout_s)
         return condition()
+
+
+async def path_of(echo: Address) -> dict[str, Any]:
+    """Measure a network path without faults: `{probes, round_trip_s, round_trip_p99_s, bytes_per_s, error}`, None where it failed.
+
+    Takes some 100 ms, at most 8 s. A connection loses no bytes: `lost_percent` counts round trips beyond the limit."""
+    probe = await ProbeConnection.open(echo, timeout_s=OPEN_LIMIT_S)
+    try:
+        times = await probe.round_trips(PINGS, timeout_s=PINGS_LIMIT_S)
+        seconds = None
+        if len(times) == PINGS:
+            seconds = await probe.bulk(MAX_BULK_BYTES, timeout_s=BULK_LIMIT_S)
+        found = summary(PathReading(sent=PINGS, answered=len(times), round_trips_s=tuple(times)))
+        rate = round(MAX_BULK_BYTES / seconds) if seconds else None
+        return {**found, "bytes_per_s": rate, "error": probe.error}
+    finally:
+        probe.close()
+
+
+def path_route(echo_ports: Callable[[], tuple[int, ...]]) -> web.RouteDef:
+    """Return the route `GET /v1/path`. It measures paths to Headgate's echoes only, so that it is not a port scanner."""
+
+    async def measure_path(request: web.Request) -> web.Response:
+        host, port = request.query.get("host", ""), request.query.get("port", "")
+        if not host or not port.isdigit() or int(port) not in echo_ports():
+            allowed = " or ".join(map(str, echo_ports()))
+            raise UserError(
+                "port", f"{host}:{port} is not an echo of Headgate", f"write host= and port={allowed}"
+            )
+        return web.json_response(await path_of((host, int(port))))
+
+    return web.get("/v1/path", measure_path)

@@ -35,7 +35,7 @@ DISPOSE_GRACE_S = 8.0
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
 PATH_LIMIT_S = 9.0
-"""Time limit of a path measurement: more than the sum of the limits in faults.api."""
+"""Time limit of a path measurement: more than the sum of the limits in faults.probes."""
 NEEDED = (JOBMANAGER, RECORDER, PROXY)
 """Processes that every testbed needs. A lost TaskManager is handled by failover."""
 
@@ -126,7 +126,7 @@ class LocalProcessHost:
         return self.states()
 
     async def path(self) -> dict[str, Any]:
-        """Measure loopback, from the supervisor to its own echo endpoint (`faults.api.path_of`)."""
+        """Measure loopback, from the supervisor to its own echo endpoint (`faults.probes.path_of`)."""
         if self._supervisor is None:
             raise Unreachable("the supervisor is not running")
         host, port = self._supervisor.ready["echo"]

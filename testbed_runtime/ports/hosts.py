@@ -63,7 +63,7 @@ class Testbed(Protocol):
         """The recorder of the runner's own rows (`trial.phase`), which come from process `runner`."""
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the network before the trial. Return the result of `faults.api.path_of` by path (`tm-0->tm-1`, `loopback`).
+        """Measure the network before the trial. Return the result of `faults.probes.path_of` by path (`tm-0->tm-1`, `loopback`).
 
         Paths that cannot be measured are left out. `{}` if the network has no latency."""
 

@@ -1,4 +1,4 @@
-"""The supervisor's HTTP API: processes and the routes of faults.api. Everything except the probes needs the token.
+"""The supervisor's HTTP API: processes and the routes of faults. Everything except the probes needs the token.
 
 GET /healthz · GET /readyz (503 and the reason) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/stop
 """
@@ -10,7 +10,8 @@ from aiohttp import web
 from msgspec import to_builtins
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults import api
+from testbed_runtime.faults.http import fault_routes
+from testbed_runtime.faults.probes import path_route
 from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
 
@@ -47,8 +48,8 @@ def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.A
             web.get("/v1/processes", processes),
             web.put("/v1/processes/{name}", put_process),
             web.post("/v1/processes/{name}/stop", stop),
-            api.path_route(lambda: (supervisor.echo.address[1],)),
-            *api.routes(supervisor.agent),
+            path_route(lambda: (supervisor.echo.address[1],)),
+            *fault_routes(supervisor.agent),
         ]
     )
     return app

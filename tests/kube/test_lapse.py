@@ -17,8 +17,8 @@ from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.core.errors import FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.api import routes
 from testbed_runtime.faults.backend import FaultRequest, Measurement, Unreachable
+from testbed_runtime.faults.http import fault_routes
 from testbed_runtime.http import bad_input, serve
 from testbed_runtime.kube.host import capabilities
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
@@ -70,7 +70,7 @@ class World:
         """Start an agent that knows no fault."""
         self.agent = FaultAgent({"nfqueue": NoPackets()}, PACKETS)
         app = web.Application(middlewares=[bad_input])
-        app.add_routes(routes(self.agent))
+        app.add_routes(fault_routes(self.agent))
         # reachable at each address of its pods
         self.runner, (_, self.port) = await serve(app, ("0.0.0.0", self.port))
 
