@@ -23,6 +23,8 @@ class Document(Struct, frozen=True):
     node: yaml.Node | None = None
     name: str = ""
     """The file, for messages."""
+    number: int = 0
+    """Its place in a file that has several documents, from 1."""
 
     def line(self, path: str) -> int | None:
         """Return the line (from 1) of a field such as `spec.testbed.job.edges[1].to`, or of its nearest parent that exists."""
@@ -45,14 +47,44 @@ def _child(node: yaml.Node | None, step: str) -> yaml.Node | None:
 
 def read_document(text: str, *, name: str = "") -> Document:
     """Parse one YAML document. Raises UserError if it is not YAML, is too large, or has a duplicate key."""
+    return only(read_documents(text, name=name))
+
+
+def read_documents(text: str, *, name: str = "") -> list[Document]:
+    """Parse every YAML document of a file, and the objects of each `List`. Raises UserError as `read_document` does."""
     where = name or "document"
-    node = _only(compose(text, where), where)
+    nodes = compose(text, where)
+    if not nodes:
+        raise UserError(where, "is empty", "a scenario starts with apiVersion, kind, metadata, spec")
     with _not_yaml(where):
-        data = next(data for data in yaml.safe_load_all(text) if data is not None)
-    if not isinstance(data, dict):
-        hint = "a scenario starts with apiVersion, kind, metadata, spec; Flink's options are `key: value`"
-        raise UserError(where, "is not a mapping", hint)
-    return Document(data, node, name)
+        values = [value for value in yaml.safe_load_all(text) if value is not None]
+    found = [part for value, node in zip(values, nodes, strict=True) for part in _objects(value, node)]
+    numbers = range(1, len(found) + 1) if len(found) > 1 else (0,)
+    for number, (value, _) in zip(numbers, found, strict=True):
+        if not isinstance(value, dict):
+            place = f"document {number} " if number else ""
+            hint = "a scenario starts with apiVersion, kind, metadata, spec; Flink's options are `key: value`"
+            raise UserError(where, f"{place}is not a mapping", hint)
+    return [Document(*part, name, number) for part, number in zip(found, numbers, strict=True)]
+
+
+def _objects(value: Any, node: yaml.Node) -> list[tuple[Any, yaml.Node | None]]:
+    """Return the objects of a `List`, as `kubectl get -o yaml` prints several, or else the document itself."""
+    items = value.get("items") if isinstance(value, dict) and value.get("kind") == "List" else None
+    if not isinstance(items, list):
+        return [(value, node)]
+    listed = _child(node, "items")
+    return [(item, _child(listed, str(at))) for at, item in enumerate(items)]
+
+
+def only(documents: Sequence[Document]) -> Document:
+    """Return the one document of a file. Raises UserError if it has several."""
+    first, *others = documents
+    if others:
+        problem = f"holds more than one document: the second one begins in line {others[0].line('')}"
+        hint = "write each into a file of its own; `headgate validate` checks them together"
+        raise UserError(first.name or "document", problem, hint)
+    return first
 
 
 def compose(text: str, where: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> list[yaml.Node]:
@@ -93,17 +125,6 @@ def _not_yaml(where: str) -> Iterator[None]:
         raise UserError(where, "is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(where, f"is not YAML: {' '.join(str(error).split())}") from None
-
-
-def _only(found: Sequence[yaml.Node], where: str) -> yaml.Node:
-    """Return the one document of a file."""
-    if not found:
-        raise UserError(where, "is empty", "a scenario starts with apiVersion, kind, metadata, spec")
-    if len(found) > 1:
-        line = found[1].start_mark.line + 1
-        problem = f"holds more than one document: the second one begins in line {line}"
-        raise UserError(where, problem, "write each into a file of its own")
-    return found[0]
 
 
 def _check_nodes(node: yaml.Node, where: str) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from testbed_runtime.api import models
-from testbed_runtime.api.document import Document, read_document
+from testbed_runtime.api.document import Document, only, read_documents
 from testbed_runtime.api.kinds import KINDS
+from testbed_runtime.api.naming import GROUP
 from testbed_runtime.api.validate import Findings, InvalidScenario, validate
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
@@ -96,30 +97,43 @@ def load(path: Path) -> Loaded:
 class FlinkConfGiven(UserError):
     """The file contains configurations of Flink instead of a document of Headgate."""
 
-    def __init__(self, path: Path, found: tuple[FlinkConf, ...]) -> None:
+    def __init__(self, path: Path, found: Sequence[FlinkConf]) -> None:
         problem = f"is a {found[0].kind}, not a document of Headgate"
         hint = f"`headgate new QUESTION --flink-conf {path}` writes a scenario with its options"
         if len(found) > 1:
             problem = f"has {len(found)} Flink configurations, and no document of Headgate"
             hint = "write one into a file of its own, from which `headgate new QUESTION --flink-conf FILE` writes a scenario"
         super().__init__(str(path), problem, hint)
-        self.found = found
 
 
 def read(path: Path) -> Document:
-    """Read one YAML file. Raises UserError, and FlinkConfGiven for configurations of Flink."""
+    """Read the document of Headgate in a YAML file. Raises UserError, and FlinkConfGiven for configurations of Flink."""
+    documents, confs = read_all(path)
+    if not documents:
+        raise FlinkConfGiven(path, confs)
+    return only(documents)
+
+
+def read_all(path: Path) -> tuple[list[Document], Sequence[FlinkConf]]:
+    """Read the documents of Headgate and the configurations of Flink in a YAML file. Other objects beside them, such as a Namespace, are
+    left out. A file with neither gives its documents. Raises UserError."""
     from testbed_runtime.api import flinkconf
 
     text = read_text(path)
     try:
-        document = read_document(text, name=str(path))
+        documents = read_documents(text, name=str(path))
     except UserError:
         if found := flinkconf.find(text, str(path)):
-            raise FlinkConfGiven(path, found) from None
+            return [], found
         raise
-    if document.data.get("kind") not in KINDS and (found := flinkconf.find(text, str(path))):
-        raise FlinkConfGiven(path, found)
-    return document
+    own = [document for document in documents if _is_own(document)]
+    confs = flinkconf.find(text, str(path)) if len(own) < len(documents) else ()
+    return (own if own or confs else documents), confs
+
+
+def _is_own(document: Document) -> bool:
+    """Return whether a document is Headgate's, although perhaps of an unknown kind or version."""
+    return document.data.get("kind") in KINDS or str(document.data.get("apiVersion")).startswith(f"{GROUP}/")
 
 
 def read_text(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import counted
 
 if TYPE_CHECKING:
+    from testbed_runtime.api.document import Document
     from testbed_runtime.api.flinkconf import FlinkConf
     from testbed_runtime.api.models import Scenario
     from testbed_runtime.faults.registry import Capabilities
 
 SUFFIXES = (".yaml", ".yml")
+_OWN = re.compile(rf"""apiVersion["']?: *["']?{re.escape(GROUP)}/""")
 MAX_FILES = 1_000
 """Maximum files of one command, which limits the damage of a wrong folder."""
 Documents = Annotated[
@@ -40,9 +43,11 @@ On = Annotated[
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """The findings of one file."""
+    """The findings of one document."""
 
     path: str
+    number: int = 0
+    """The place of the document in a file that has several, from 1."""
     kind: str = ""
     name: str = ""
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +81,8 @@ def validate(
     """Check scenarios, studies and Flink configurations without running them, and report every problem at once.
 
     In a Flink configuration (flink-conf.yaml, config.yaml, a FlinkDeployment or a ConfigMap), it finds misspelt options, values that
-    Flink cannot read, and options that contradict each other.
+    Flink cannot read, and options that contradict each other. A file may have several documents, as for `kubectl apply`; objects of
+    other kinds are left out.
 
     Exit code 0: every document is valid; 2: at least one is not."""
     if flink_version is not None:
@@ -142,7 +148,7 @@ def _is_document(path: Path) -> bool:
             text = file.read(limits.MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
     except OSError:  # the problem is reported when the file is checked, with the problems of the other files
         return True
-    if path.name == SCENARIO_FILE or GROUP in text[:4096]:
+    if path.name == SCENARIO_FILE or _OWN.search(text):
         return True
     if flinkconf.is_deployment(text):
         return True
@@ -152,20 +158,27 @@ def _is_document(path: Path) -> bool:
 
 
 def check(path: Path, on: options.Environment | None, flink_version: str | None = None) -> list[Checked]:
-    """Return everything that is wrong or doubtful about the document of a file, or about each configuration of Flink in it.
+    """Return everything that is wrong or doubtful about each document of Headgate and each configuration of Flink in a file.
     `flink_version`: the version that reads these."""
+    from testbed_runtime.cli import loading
+
+    try:
+        documents, confs = loading.read_all(path)
+    except UserError as error:
+        checked = Checked(path=str(path))
+        checked.add(error)
+        return [checked]
+    found = [_check_document(path, document, on) for document in documents]
+    return found + [_check_conf(str(path), conf, flink_version) for conf in confs]
+
+
+def _check_document(path: Path, document: Document, on: options.Environment | None) -> Checked:
+    """Check one document of Headgate."""
     from testbed_runtime.api.models import Scenario
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
 
-    checked = Checked(path=str(path))
-    try:
-        document = loading.read(path)
-    except loading.FlinkConfGiven as given:
-        return [_check_conf(str(path), conf, flink_version) for conf in given.found]
-    except UserError as error:
-        checked.add(error)
-        return [checked]
+    checked = Checked(path=str(path), number=document.number)
     checked.kind = str(document.data.get("kind") or "")
     metadata = document.data.get("metadata")
     checked.name = str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
@@ -175,7 +188,7 @@ def check(path: Path, on: options.Environment | None, flink_version: str | None 
     checked.warnings += loading.notes(findings)
     if isinstance(findings.resource, Scenario) and not findings.errors:
         _check_plan(checked, findings.resource, path, on)
-    return [checked]
+    return checked
 
 
 def _check_conf(path: str, conf: FlinkConf, flink_version: str | None) -> Checked:
@@ -236,11 +249,12 @@ def _capabilities() -> Capabilities:
 
 
 def lines_of(checked: Checked) -> list[str]:
-    """Return the findings of a file as lines. Pure."""
+    """Return the findings of a document as lines. Pure."""
+    file = f"{checked.path}: document {checked.number}" if checked.number else checked.path
     what = " ".join(filter(None, [checked.kind, checked.name]))
     state = "invalid" if checked.errors else "valid"
     size = f" ({checked.size})" if checked.size else ""
-    lines = [f"{checked.path}: {state}: {what}{size}" if what else f"{checked.path}: {state}"]
+    lines = [f"{file}: {state}: {what}{size}" if what else f"{file}: {state}"]
     for error in checked.errors:
         line = f"line {error['line']}: " if error["line"] else ""
         place = f"{error['path']}: " if error["path"] != checked.path else ""
@@ -253,6 +267,7 @@ def lines_of(checked: Checked) -> list[str]:
 def _as_json(checked: Checked) -> dict[str, Any]:
     return {
         "file": checked.path,
+        "document": checked.number,
         "kind": checked.kind,
         "name": checked.name,
         "valid": not checked.errors,

@@ -58,6 +58,7 @@ def test_empty_documents_beside_the_one_are_ignored(text):
         ("x:\n  a:\n    b: 1\n   c: 2\n", "(lines of one list or mapping begin in the same column)"),
         ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' is a duplicate"),
         ("- 1\n", "is not a mapping"),
+        ("a: 1\n---\n- 1\n", "document 2 is not a mapping"),
         ("", "is empty"),
         ("# nothing\n---\n", "is empty"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,39 @@ def test_validate_reports_every_problem_of_every_file(headgate, tmp_path):
     assert "broken.yaml: invalid" in said.stdout
     assert "good.yaml: valid: Scenario" in said.stdout
     assert "compose.yaml" not in said.stdout
+
+
+def test_validate_checks_every_document_of_a_file_and_names_its_number(headgate, tmp_path):
+    """`kubectl apply` accepts such files. Objects of other kinds are not Headgate's to check, so a run of the one scenario accepts them too."""
+    namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team-a}\n"
+    bad = PAUSED.replace("seed: 7", "sed: 7")
+    path = tmp_path / "bundle.yaml"
+    path.write_text(f"{namespace}---\n{PAUSED}---\n{bad}")
+    said = headgate("validate", tmp_path)
+    line = f"{namespace}---\n{PAUSED}---\n{bad}".splitlines().index("  sed: 7") + 1
+    assert said.returncode == exits.ERROR
+    heads = [line.partition(" (")[0] for line in said.stdout.splitlines() if line.startswith(str(path))]
+    assert heads == [
+        f"{path}: document 2: valid: Scenario taskmanager-paused",
+        f"{path}: document 3: invalid: Scenario taskmanager-paused",
+    ]
+    assert f"error: line {line}: spec.sed: is an unknown field" in said.stdout
+    documents = json.loads(headgate("validate", path, "--json").stdout)["documents"]
+    assert [found["document"] for found in documents] == [2, 3]
+    assert "`headgate validate` checks them together" in headgate("run", path).stderr
+    path.write_text(f"{namespace}---\n{bad}")
+    assert f"{path}:{line - PAUSED.count(chr(10)) - 1}: spec.sed" in headgate("run", path).stderr
+
+
+def test_validate_checks_the_objects_of_a_list(headgate, tmp_path):
+    """`kubectl get -o yaml` prints several objects as one `List`."""
+    path = tmp_path / "list.yaml"
+    item = textwrap.indent(PAUSED.replace("seed: 7", "sed: 7"), "  ").replace("  ", "- ", 1)
+    path.write_text(f"apiVersion: v1\nkind: List\nitems:\n- kind: Service\n{item}")
+    said = headgate("validate", path)
+    assert f"{path}: document 2: invalid: Scenario" in said.stdout
+    line = path.read_text().splitlines().index("    sed: 7") + 1
+    assert f"error: line {line}: spec.sed: is an unknown field" in said.stdout
 
 
 def test_validate_skips_folders_that_cannot_be_listed(headgate, tmp_path, monkeypatch):

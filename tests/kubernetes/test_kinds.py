@@ -214,7 +214,7 @@ def test_kubectl_explains_and_lists_the_kinds(ready: Cluster, api: Api):
 
 
 def test_an_unchanged_object_that_is_applied_again_is_reported_as_unchanged(ready: Cluster, api: Api):
-    """By kubectl without `--server-side`, which compares lists as a whole, and with it afterwards, without a conflict."""
+    """Without `--server-side`, kubectl compares lists as a whole. Server-side apply then finds no conflict."""
     document = documents.good("Scenario")
     document["metadata"]["name"] = "twice"
     text = yaml.safe_dump(document)
