@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from testbed_runtime.api.refusals import NOT_ADMITTED, QUOTA_EXCEEDED
 from testbed_runtime.core.judgement.recovery import Price
 
 STATUS_KEY = "status.json"
@@ -87,6 +88,13 @@ class Status(Model, frozen=True):
     def is_true(self, type_: str) -> bool:
         found = self.condition(type_)
         return found is not None and found.is_true
+
+    @property
+    def refusal(self) -> Condition | None:
+        """The condition Stalled, while the API server refuses an object that is needed."""
+        stalled = self.condition("Stalled")
+        refused = stalled is not None and stalled.is_true and stalled.reason in {NOT_ADMITTED, QUOTA_EXCEEDED}
+        return stalled if refused else None
 
 
 class TestbedStatus(Status, frozen=True):

@@ -12,13 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.refusals import NOT_ADMITTED, QUOTA_EXCEEDED
 from testbed_runtime.api.status import (
     ACTIVE,
     COMPLETE,
     PLANNED,
     STATUS_KEY,
-    Condition,
     FaultStatus,
     Model,
     ScenarioRunStatus,
@@ -439,13 +437,6 @@ class Run(Resource, frozen=True):
     @property
     def heal_requested(self) -> bool:
         return naming.ANNOTATION_HEAL in self.annotations
-
-    @property
-    def refusal(self) -> Condition | None:
-        """The condition Stalled, while the API server refuses an object that the run needs."""
-        stalled = self.status.condition("Stalled")
-        refused = stalled is not None and stalled.is_true and stalled.reason in {NOT_ADMITTED, QUOTA_EXCEEDED}
-        return stalled if refused else None
 
 
 class Fault(Resource, frozen=True):

@@ -139,6 +139,33 @@ def test_the_message_of_a_refusal_goes_when_it_is_over_although_the_plan_keeps_m
     simulate(scenario)
 
 
+def test_two_runs_that_lost_their_runners_to_a_quota_do_not_wait_for_each_other() -> None:
+    """Nor does a study without its pod wait for them: each ends after ten minutes, with the quota's message."""
+
+    async def scenario(world: World) -> None:
+        names = ("one", "two")
+        status = lambda kind, name: world.api.objects[kind, "lab", name].get("status") or {}  # noqa: E731
+        world.start()
+        for name in names:
+            world.api.put(a_run(name))
+        await world.until(
+            lambda: all(status("ScenarioRun", n).get("runnerStarts") for n in names), limit_s=60
+        )
+        refused = lambda verb, kind, _: verb == "create" and kind == "Pod"  # noqa: E731
+        world.api.failing.append((refused, ApiError(403, "Forbidden", "exceeded quota: q")))
+        for name in names:
+            world.api.remove(("Pod", "lab", f"{name}-runner"))
+        world.api.put(a_study())
+        objects = [("ScenarioRun", "one"), ("ScenarioRun", "two"), ("TuningStudy", "knobs")]
+        await world.until(lambda: all(status(*o).get("phase") == "Complete" for o in objects), limit_s=4000)
+        for kind, name in objects:
+            ready = find(status(kind, name), "Ready")
+            assert ready is not None
+            assert (ready["reason"], "exceeded quota: q" in ready["message"]) == ("PodNotCreated", True)
+
+    simulate(scenario)
+
+
 def test_a_finished_study_keeps_its_result_while_a_request_is_refused() -> None:
     """Its plan writes the conditions and the message that the status has, so they would be lost for good."""
 

@@ -107,6 +107,7 @@ def another(labels: Obj | None = None, **status: Any) -> Run:
     return Run(made({"phase": "Running", "conditions": [], **status}, labels=labels))
 
 
+WAITS = {"type": "Ready", "status": "False", "reason": "QuotaExceeded", "message": ""}
 OVER = {"phase": "Complete", "completedAt": rfc3339(NOW), "runnerStarts": 1}
 
 
@@ -119,6 +120,7 @@ OVER = {"phase": "Complete", "completedAt": rfc3339(NOW), "runnerStarts": 1}
         ("ReconcileFailed", (), 601, False),
         ("QuotaExceeded", (another(runnerStarts=1),), 601, False),
         ("QuotaExceeded", (another(),), 601, True),
+        ("QuotaExceeded", (another(runnerStarts=1, conditions=[WAITS]),), 601, True),
         ("QuotaExceeded", (another(runnerStarts=1, phase="Suspended"),), 601, True),
         ("QuotaExceeded", (another(**OVER, recorderStarts=1),), 601, False),
         ("QuotaExceeded", (another(**OVER, recorderStarts=1),), SETTINGS.pods_ttl_s, True),
@@ -126,7 +128,7 @@ OVER = {"phase": "Complete", "completedAt": rfc3339(NOW), "runnerStarts": 1}
         ("QuotaExceeded", (another({naming.LABEL_STUDY: "s"}, **OVER, recorderStarts=1),), 601, True),
     ],
     ids=["alone", "ten minutes are not too long", "Pod Security", "another error", "another run is at work", "all wait",
-         "the other was always suspended", "a recorder is left", "no recorder is left", "there was no recorder", "a study's recorder is gone"],
+         "both lost their runners",          "the other was always suspended", "a recorder is left", "no recorder is left", "there was no recorder", "a study's recorder is gone"],
 )  # fmt: skip
 def test_a_run_whose_pod_is_never_admitted_ends(
     reason: str, others: tuple[Run, ...], age_s: float, ends: bool

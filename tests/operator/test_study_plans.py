@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from headgate_operator.plan import study
-from headgate_operator.plan.conditions import clip, rfc3339, tail
+from headgate_operator.plan.conditions import clip, rfc3339, tail, yes
 from headgate_operator.plan.model import Delete, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read
-from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Study
+from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read, to_json
+from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Run, Study
+from tests.operator.actors import a_run
 from tests.operator.planned import events, others
 from tests.operator.test_scenario_study import NOW, SETTINGS, a_study, condition
 
@@ -32,11 +33,13 @@ def look(
     report: Obj | None = None,
     *,
     settings: Settings = SETTINGS,
+    others: tuple[Run, ...] = (),
+    now: float = NOW,
     **spec: Any,
 ) -> Plan:
     said = None if report is None else read(StudyReport, report)
-    observed = study.Observed(Study(a_study(status, **spec)), pod, said, ACCOUNTS)
-    return study.plan(observed, settings, NOW)
+    observed = study.Observed(Study(a_study(status, **spec)), pod, said, ACCOUNTS, others)
+    return study.plan(observed, settings, now)
 
 
 def status_of(plan: Plan) -> TuningStudyStatus:
@@ -123,6 +126,35 @@ def test_a_study_whose_pod_cannot_start_says_so_and_ends_after_ten_minutes(
     )
     assert others(found) == ([Delete("Pod", "lab", "knobs-study", "p")] if late else [])
     assert status_of(found).pod_starts == 0
+
+
+AT_WORK = Run({**a_run(), "status": {"phase": "Running", "runnerStarts": 1}})
+
+
+@pytest.mark.parametrize(
+    ("reason", "pod", "others", "age_s", "ends"),
+    [
+        ("QuotaExceeded", None, (), 601, True),
+        ("QuotaExceeded", None, (), 600, False),
+        ("NotAdmitted", None, (), 601, True),
+        ("ReconcileFailed", None, (), 601, False),
+        ("QuotaExceeded", None, (AT_WORK,), 601, False),
+        ("QuotaExceeded", a_pod(), (), 601, False),
+    ],
+    ids=["alone", "ten minutes are not too long", "Pod Security", "another error", "a run is at work", "it has its pod"],
+)  # fmt: skip
+def test_a_study_whose_pod_is_never_admitted_ends(
+    reason: str, pod: Pod | None, others: tuple[Run, ...], age_s: float, ends: bool
+) -> None:
+    """A pipeline that waits for the study would wait forever. A study that is queued for a quota does not end."""
+    stalled = yes("Stalled", reason, "exceeded quota: q; raise it")
+    status = TuningStudyStatus(conditions=(replace(stalled, last_transition_time=rfc3339(NOW)),))
+    found = look(to_json(status), pod, others=others, now=NOW + age_s)
+    assert (status_of(found).phase == "Complete") == ends
+    text = "an object of the study was not admitted within 600 s: exceeded quota: q; raise it"
+    assert (status_of(found).message == text) == ends
+    assert (condition(found, "Ready") == "False/PodNotCreated") == ends
+    assert (condition(found, "Reconciling") == "False/Queued") == bool(others)
 
 
 def test_a_study_whose_pod_has_started_keeps_no_problem_of_it() -> None:

@@ -58,7 +58,7 @@ class ScenarioRunHandler(Handler):
             testbeds=testbeds,
             unfinished=unfinished,
             last_end=last_end,
-            others=await _others(context, run) if active else (),
+            others=await other_runs(context, run) if active else (),
             claim_modes=await _claim_modes(context, run) if active else None,
             tokens=(context.entropy(), context.entropy()) if active else ("", ""),
         )
@@ -157,12 +157,13 @@ def account_keys(context: Context, owner: Run | Study) -> list[KindAndName]:
     return [(m["kind"], m["metadata"]["name"]) for m in manifests]
 
 
-async def _others(context: Context, run: Run) -> tuple[Run, ...]:
-    """Return the other runs of the namespace, whose end a full quota is waited for. Empty if the run does not wait for one."""
-    if run.refusal is None or run.refusal.reason != QUOTA_EXCEEDED:
+async def other_runs(context: Context, owner: Run | Study) -> tuple[Run, ...]:
+    """Return the other runs of the namespace, whose end a full quota is waited for. Empty if the owner does not wait for one."""
+    refusal = owner.status.refusal
+    if refusal is None or refusal.reason != QUOTA_EXCEEDED:
         return ()
-    listed = await context.cluster.list("ScenarioRun", run.namespace)
-    return tuple(r for r in map(Run, listed) if r.uid != run.uid)
+    listed = await context.cluster.list("ScenarioRun", owner.namespace)
+    return tuple(r for r in map(Run, listed) if r.uid != owner.uid)
 
 
 async def _batch(context: Context, run: Run) -> tuple[int, float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headgate_operator import objects_runs
 from headgate_operator.handler import Context, Handler
-from headgate_operator.handlers.scenariorun import account_keys, named, report_of
+from headgate_operator.handlers.scenariorun import account_keys, named, other_runs, report_of
 from headgate_operator.plan import scenario, study
 from headgate_operator.plan.model import Key
-from testbed_runtime.api.status import StudyReport
+from testbed_runtime.api.status import COMPLETE, StudyReport
 from testbed_runtime.api.views import Pod, Study
 
 
@@ -27,7 +27,8 @@ class StudyHandler(Handler):
         own = pod if pod is not None and pod.owned_by(found) else None
         runs = own is not None and own.alive and own.containers_run  # a pod reports before it ends
         report, _ = await report_of(context, found, StudyReport, recent=runs)
-        return study.Observed(found, own, report, shared)
+        others = () if found.status.phase == COMPLETE else await other_runs(context, found)
+        return study.Observed(found, own, report, shared, others)
 
 
 class ScenarioHandler(Handler):

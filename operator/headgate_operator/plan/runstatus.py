@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from headgate_operator.plan import conditions
+from headgate_operator.plan.admission import QUEUED
 from headgate_operator.plan.conditions import clip, no, rfc3339, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit, is_new, problem_of
 from testbed_runtime.api import naming
@@ -32,7 +33,6 @@ HEALING = "Healing"
 """The condition that records when the operator first saw the heal annotation."""
 KEEP_RECORD = "set recorder.storage.size in the installation, so that each run has a volume for it"
 RECORD_LOST = f"the record went with the recorder's pod, which was lost. To keep the record, {KEEP_RECORD}"
-QUEUED = "waits until another run of the namespace frees resources of the quota"
 History = tuple[bool | None, str] | None
 """Whether executors can read the history (None: unknown), and why. The whole value is None if the run has no executors."""
 
@@ -76,7 +76,7 @@ def running(
         ready = yes("Ready", "Running", "the runner is at work")
     reconciling = yes("Reconciling", phase, report.message if report else "")
     if waits or queued:
-        reconciling = no("Reconciling", SUSPENDED) if waits else no("Reconciling", "Queued", QUEUED)
+        reconciling = no("Reconciling", SUSPENDED) if waits else QUEUED
     # a user has to fix a problem, so it takes precedence over the runner's progress
     message = trouble or (report.message if report else "")
     status = replace(status, message=clip(message))

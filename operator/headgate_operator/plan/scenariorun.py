@@ -12,12 +12,11 @@ from msgspec.structs import replace
 
 from headgate_operator import objects_runs
 from headgate_operator.objects import owner_of
-from headgate_operator.plan import runstatus
+from headgate_operator.plan import admission, runstatus
 from headgate_operator.plan.conditions import tail
 from headgate_operator.plan.model import (
     MAX_RESTARTS,
     NOT_CREATED,
-    START_LIMIT_S,
     Action,
     Ask,
     Create,
@@ -145,8 +144,9 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     reason, late = overdue(needed, now)
     if late:
         return _conclude(observed, now, verdict=Verdict.ERROR, reason=reason, text=late)
-    queued = _is_queued(observed, settings, now)
-    if not queued and (refused := _never_admitted(observed, settings, now)):
+    queued = not observed.is_at_work and admission.is_queued(observed.others, settings, now)
+    waits = not observed.is_at_work and not queued
+    if waits and (refused := admission.never_admitted("run", run.status, settings, now)):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason=NOT_CREATED, text=refused)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
@@ -176,33 +176,6 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     if run.heal_requested:
         actions.append(Ask("heal-all"))
     return Plan(tuple(actions), status, LOOK_SOON_S if run.heal_requested else LOOK_AGAIN_S)
-
-
-def _never_admitted(observed: Observed, settings: Settings, now: float) -> str:
-    """Return why a run that is not at work ends: the API server has refused one of its objects for START_LIMIT_S, in which this operator was up
-    and the run was not queued."""
-    refusal, reconciling = observed.run.refusal, observed.status.condition("Reconciling")
-    if refusal is None or observed.is_at_work or (reconciling is not None and not reconciling.is_true):
-        return ""
-    changed = [seconds(c.last_transition_time) for c in (refusal, reconciling) if c is not None]
-    if now - max(settings.since, *changed) <= START_LIMIT_S:
-        return ""
-    return f"an object of the run was not admitted within {START_LIMIT_S:g} s: {refusal.message}"
-
-
-def _is_queued(observed: Observed, settings: Settings, now: float) -> bool:
-    """Return whether the run waits for a full quota, and another run will free some of it by itself."""
-    return not observed.is_at_work and any(_holds_quota(other, settings, now) for other in observed.others)
-
-
-def _holds_quota(other: Run, settings: Settings, now: float) -> bool:
-    """Return whether this run is at work, or has a recorder that is still to be deleted."""
-    status = other.status
-    if not other.finished:
-        return status.runner_starts > 0 and status.phase != SUSPENDED
-    if not (status.recorder_starts and status.completed_at) or naming.LABEL_STUDY in other.labels:
-        return False
-    return now < seconds(status.completed_at) + settings.pods_ttl_s
 
 
 def _mirrored_end(

@@ -6,9 +6,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate_operator import objects_runs
-from headgate_operator.plan import conditions
+from headgate_operator.plan import admission, conditions
 from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions, yes
 from headgate_operator.plan.model import (
+    NOT_CREATED,
     Action,
     Create,
     Emit,
@@ -24,7 +25,7 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, REJECTED, SUSPENDED, StudyReport, TuningStudyStatus, carried
 from testbed_runtime.api.validate_kinds import validate_kind
-from testbed_runtime.api.views import Manifest, Pod, Study
+from testbed_runtime.api.views import Manifest, Pod, Run, Study
 
 LOOK_S = 5.0
 
@@ -36,6 +37,8 @@ class Observed(Struct, frozen=True):
     """`status.json` of ConfigMap `<study>-status`."""
     shared: frozenset[tuple[str, str]] = frozenset()
     """(kind, name) of the accounts that exist."""
+    others: tuple[Run, ...] = ()
+    """The runs of the namespace, if a quota refuses an object of this study."""
 
     @property
     def object(self) -> Manifest:
@@ -61,9 +64,14 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     reason, late = overdue([observed.pod] if observed.pod is not None else [], now)
     if late:
         return _given_up(observed, report, reason, late, now)
+    queued = observed.pod is None and admission.is_queued(observed.others, settings, now)
+    waits = observed.pod is None and not queued
+    if waits and (refused := admission.never_admitted("study", study.status, settings, now)):
+        return _given_up(observed, report, NOT_CREATED, refused, now)
     accounts = objects_runs.missing_accounts(study, observed.shared, settings)
     actions = [*map(Create, accounts), *_pod(observed, settings)]
-    return Plan(tuple(actions), _in_progress(observed, report, report.phase or "Starting", now), LOOK_S)
+    status = _in_progress(observed, report, report.phase or "Starting", now, queued=queued)
+    return Plan(tuple(actions), status, LOOK_S)
 
 
 def _given_up(observed: Observed, report: StudyReport, reason: str, text: str, now: float) -> Plan:
@@ -93,8 +101,11 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
 # ---- status
 
 
-def _in_progress(observed: Observed, report: StudyReport, phase: str, now: float) -> TuningStudyStatus:
-    """Return the status of a study that is not complete. A pod is counted when it is first seen at work."""
+def _in_progress(
+    observed: Observed, report: StudyReport, phase: str, now: float, *, queued: bool = False
+) -> TuningStudyStatus:
+    """Return the status of a study that is not complete. A pod is counted when it is first seen at work. `queued`: the study waits for the
+    resources of a run."""
     study, pod = observed.study, observed.pod
     before = study.status
     problem = problem_of(pod)
@@ -110,9 +121,10 @@ def _in_progress(observed: Observed, report: StudyReport, phase: str, now: float
         ready = yes("Ready", "Running", report.message)
     else:
         ready = no("Ready", phase, report.message)
+    reconciling = no("Reconciling", phase) if is_suspended else yes("Reconciling", phase, status.message)
     return with_conditions(study, status, [
         yes("Accepted", "Valid"),
-        no("Reconciling", phase) if is_suspended else yes("Reconciling", phase, status.message),
+        admission.QUEUED if queued else reconciling,
         ready,
         no("Stalled", phase),
         no(COMPLETE, phase),
