@@ -15,7 +15,6 @@ from testbed_runtime.checking.avoidable import is_of, with_enough
 from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
 from testbed_runtime.checking.common import (
-    NS,
     Entry,
     TaskSeries,
     Windows,
@@ -87,6 +86,7 @@ from testbed_runtime.core.judgement.recovery import (
     SharedFault,
     TrialRecovery,
 )
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import NS, Entry, options
+from testbed_runtime.checking.common import Entry, options
 from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
@@ -18,6 +18,7 @@ from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.core.job.limits import BACKOFF_MAX, enough_backoff
 from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, RM_NAME, Outcome, Wait
 
 _HELD_BACK = {

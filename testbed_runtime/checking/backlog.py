@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from testbed_runtime.checking.checkpoints import restored_age_s
-from testbed_runtime.checking.common import NS, Window, events
+from testbed_runtime.checking.common import Window, events
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP
 from testbed_runtime.checking.progress import processed_s, progress_of
 from testbed_runtime.checking.rounds import Outage
 from testbed_runtime.checking.waits import created_ns
 from testbed_runtime.core.judgement.quantities import seconds
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import Outcome, Wait
 from testbed_runtime.history.schema import Trial
 

@@ -10,10 +10,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.lib.stride_tricks import sliding_window_view
 
-from testbed_runtime.checking.common import NS, Entry, Window, Windows, job_shape, windows
+from testbed_runtime.checking.common import Entry, Window, Windows, job_shape, windows
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints
 from testbed_runtime.history.schema import Trial
 

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Floats, Window, data, events, group_starts
+from testbed_runtime.checking.common import Floats, Window, data, events, group_starts
 from testbed_runtime.core.exchange.backpressure import level as level_of
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, ints, numbered, vertex_of
 from testbed_runtime.history.schema import Trial
 

@@ -14,10 +14,11 @@ import numpy as np
 from msgspec import Struct
 
 from testbed_runtime.checking.baseline import baseline_of, cut, normal_lag
-from testbed_runtime.checking.common import NS, Entry, Window, Windows, data, events, job_shape, options
+from testbed_runtime.checking.common import Entry, Window, Windows, data, events, job_shape, options
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, all_received, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, ints, vertex_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX

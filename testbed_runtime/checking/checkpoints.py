@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Window
+from testbed_runtime.checking.common import Window
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from testbed_runtime.core.judgement.metrics import NO_DATA
+from testbed_runtime.core.values import NS
 from testbed_runtime.history import manifest
 from testbed_runtime.history.columns import Ints, ints, numbered, parsed
 from testbed_runtime.history.manifest import edges, options_of, parallelism_of, vertices
@@ -20,7 +21,6 @@ from testbed_runtime.history.schema import Trial
 
 Floats = npt.NDArray[np.float64]
 Entry = manifest.Entry
-NS = 1_000_000_000
 options = options_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Entry, data, events, windows
+from testbed_runtime.checking.common import Entry, data, events, windows
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import PLANES
@@ -20,6 +20,7 @@ from testbed_runtime.core.judgement.metrics import (
     RESIDUE_NOT_MEASURED,
     VOIDED,
 )
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 
 _DELAYS = ("latency_s", "delay_s")

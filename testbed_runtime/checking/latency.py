@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Window, events, group_starts
+from testbed_runtime.checking.common import Window, events, group_starts
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 

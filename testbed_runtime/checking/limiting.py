@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Entry, JobShape, job_shape
+from testbed_runtime.checking.common import Entry, JobShape, job_shape
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import ints
 from testbed_runtime.history.schema import Trial
 

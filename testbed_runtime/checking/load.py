@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from testbed_runtime.checking.common import NS, Entry, group_starts, windows
+from testbed_runtime.checking.common import Entry, group_starts, windows
 from testbed_runtime.checking.latency import merged_buckets
 from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 

@@ -19,7 +19,6 @@ from testbed_runtime.checking.busyness import TaskTimes, VertexTime, level, reac
 from testbed_runtime.checking.checkpoints import NO_CHECKPOINTS, check_checkpoints
 from testbed_runtime.checking.clocks import clock_difference
 from testbed_runtime.checking.common import (
-    NS,
     Answers,
     Entry,
     Window,
@@ -76,6 +75,7 @@ from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed_runtime.checking.common import NS
 from testbed_runtime.checking.criticalpath import EPSILON_NS
 from testbed_runtime.checking.lasting import continues
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Price, Segment, grown_together
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait, ended_by
 
 

@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import (
-    NS,
     Entry,
     Floats,
     TaskSeries,
@@ -26,6 +25,7 @@ from testbed_runtime.checking.common import (
     events,
     task_series,
 )
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints
 from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial

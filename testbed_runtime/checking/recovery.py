@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec import Struct
 
 from testbed_runtime.checking.baseline import STEADY_S, baseline_of, steady_share, steady_since
-from testbed_runtime.checking.common import NS, Entry, Window, windows
+from testbed_runtime.checking.common import Entry, Window, windows
 from testbed_runtime.checking.progress import progress_of
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
@@ -23,6 +23,7 @@ from testbed_runtime.core.judgement.metrics import (
     RECOVERY_PHASES,
 )
 from testbed_runtime.core.judgement.recovery import Recovery, Segment, SharedFault, TrialRecovery
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 
 MIDDLE = RECOVERY_PHASES[:-2]

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import EPSILON_S, CatchUp
-from testbed_runtime.checking.common import NS, Window, data, events
+from testbed_runtime.checking.common import Window, data, events
 from testbed_runtime.checking.criticalpath import NEAR_NS
 from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause, round_causes
@@ -19,6 +19,7 @@ from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait
 from testbed_runtime.core.faults.links import any_matches, flows_of, logical_name
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial

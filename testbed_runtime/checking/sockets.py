@@ -9,8 +9,9 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.checking.busyness import source_waits
-from testbed_runtime.checking.common import NS, data, events
+from testbed_runtime.checking.common import data, events
 from testbed_runtime.core.judgement.quantities import seconds
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 
 FULL = 0.95

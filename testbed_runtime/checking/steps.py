@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from testbed_runtime.checking.common import NS, Entry, data, events, options
+from testbed_runtime.checking.common import Entry, data, events, options
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.manifest import blocking_edges

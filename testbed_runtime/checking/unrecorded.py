@@ -8,11 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import NS, Entry, data, events, options
+from testbed_runtime.checking.common import Entry, data, events, options
 from testbed_runtime.checking.faults import FaultEffect, added_delays
 from testbed_runtime.core.job.limits import option_limit, restart_delay
 from testbed_runtime.core.job.messages import RequestSlot
 from testbed_runtime.core.job.registration import RegistrationConfig, RetryingRegistration
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 

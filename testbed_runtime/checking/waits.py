@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
+from testbed_runtime.checking.common import Entry, busiest, data, events, job_shape, options, task_series
 from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
 from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
 from testbed_runtime.checking.iterations import held_supersteps
@@ -17,7 +17,7 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.trial.plan import NEVER
-from testbed_runtime.core.values import parse_duration
+from testbed_runtime.core.values import NS, parse_duration
 from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
 from testbed_runtime.core.waits import (
     EVERYTHING,

@@ -46,12 +46,13 @@ def truncated(number: int, divisor: int) -> int:
 _BLANK = "".join(map(chr, range(33)))
 """The characters that Java's String.trim removes."""
 _NUMBER_AND_UNIT = re.compile(r"([0-9]*)(.*)", re.DOTALL)
-NANOS = 10**9
+NS = 10**9
+"""Nanoseconds per second."""
 _DURATION_UNITS = (
-    ("DAYS", ("d", "day", "days"), 86400 * NANOS),
-    ("HOURS", ("h", "hour", "hours"), 3600 * NANOS),
-    ("MINUTES", ("min", "m", "minute", "minutes"), 60 * NANOS),
-    ("SECONDS", ("s", "sec", "secs", "second", "seconds"), NANOS),
+    ("DAYS", ("d", "day", "days"), 86400 * NS),
+    ("HOURS", ("h", "hour", "hours"), 3600 * NS),
+    ("MINUTES", ("min", "m", "minute", "minutes"), 60 * NS),
+    ("SECONDS", ("s", "sec", "secs", "second", "seconds"), NS),
     ("MILLISECONDS", ("ms", "milli", "millis", "millisecond", "milliseconds"), 10**6),
     ("MICROSECONDS", ("µs", "micro", "micros", "microsecond", "microseconds"), 1000),
     ("NANOSECONDS", ("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1),
@@ -105,7 +106,7 @@ def parse_duration(text: str, flink_version: str = "") -> float:
         problem = f"Time interval unit label '{unit}' does not match any of the recognized units: {_ALL_DURATION_UNITS}"
     else:
         nanos = int(number) * _NANOS[unit or "ms"]
-        if modern and nanos // NANOS > MAX_LONG:
+        if modern and nanos // NS > MAX_LONG:
             problem = f"The value '{number}' cannot be represented as Duration (numeric overflow)."
     return _seconds(text, nanos, problem)
 
@@ -117,10 +118,10 @@ def _iso_duration(text: str) -> float:
     if found is None:
         return _seconds(text, 0, not_iso)
     sign, days, hours, minutes, second_sign, seconds, fraction = found.groups()
-    part = int(f"{second_sign or ''}1") * (int(seconds or 0) * NANOS + int((fraction or "").ljust(9, "0")))
+    part = int(f"{second_sign or ''}1") * (int(seconds or 0) * NS + int((fraction or "").ljust(9, "0")))
     whole = (int(days or 0) * 86400, int(hours or 0) * 3600, int(minutes or 0) * 60)
-    nanos = sum(whole) * NANOS + part
-    if max(map(abs, (*whole, nanos // NANOS))) > MAX_LONG:
+    nanos = sum(whole) * NS + part
+    if max(map(abs, (*whole, nanos // NS))) > MAX_LONG:
         return _seconds(text, 0, not_iso)
     nanos = -nanos if sign == "-" else nanos
     return _seconds(text, nanos, "negative duration is not supported" if nanos < 0 else "")
@@ -144,7 +145,7 @@ def _seconds(text: str, nanos: int, problem: str) -> float:
         raise ValueError(
             f"{text!r} is not a duration: write an integer and a unit, as in '500 ms' or '10 s' ({problem})"
         )
-    return nanos / NANOS
+    return nanos / NS
 
 
 def parse_memory(text: str) -> int:

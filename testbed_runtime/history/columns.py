@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 
-NS = 1_000_000_000
 OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
 """Tables whose rows have the time at which their process wrote them. The time of a wait is its end."""
 ROUNDING_NS = NS // 100

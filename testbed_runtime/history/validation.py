@@ -22,12 +22,12 @@ from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import KINDS, Outcome
 from testbed_runtime.history.columns import (
     ATTEMPT,
     CAUSAL_NS,
     JOB_PROCESSES,
-    NS,
     OWN_CLOCK,
     TOLERANCE_NS,
     Attempt,

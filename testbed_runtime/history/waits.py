@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import KINDS, NO_LIMIT, STALL_TICK_S, Limit, Outcome
 from testbed_runtime.ports.storage import HistorySink
 
-NS = 1_000_000_000
 INT64_MAX = 2**63 - 1
 """The largest budget that a row can hold. Options may be longer."""
 

@@ -31,7 +31,7 @@ from testbed_runtime.core.job.messages import (
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
-from testbed_runtime.core.values import NANOS
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.versions import ABORTION_NAMES_COMPLETED, TRIGGER_FAILURES_ABORT, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
@@ -436,8 +436,8 @@ class Checkpoints:
             state=state,
             task=task,
             reason=reason,
-            duration_ns=int(duration_s * NANOS),
-            alignment_ns=int(alignment_s * NANOS),
+            duration_ns=int(duration_s * NS),
+            alignment_ns=int(alignment_s * NS),
             state_bytes=state_bytes,
             persisted_bytes=persisted_bytes,
         )

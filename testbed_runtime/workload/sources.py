@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from testbed_runtime.core.job.jobgraph import SourceConfig
-from testbed_runtime.core.values import NANOS
+from testbed_runtime.core.values import NS
 from testbed_runtime.workload.records import (
     HEADER_BYTES,
     Block,
@@ -53,7 +53,7 @@ class GeneratedSource:
         self._subtask = subtask
         self._parallelism = parallelism
         self._t0_ns = t0_ns
-        self._period_ns = NANOS / config.records_per_second
+        self._period_ns = NS / config.records_per_second
         self._dtype = record_dtype(config.record_bytes)
         salt = mix64(np.array([seed, vertex, subtask], dtype=np.uint64))
         self._salt = np.uint64(int(salt[0] ^ (salt[1] << np.uint64(1)) ^ (salt[2] << np.uint64(2))))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking import answer, rounds
 from testbed_runtime.checking.answer import trial_recovery
-from testbed_runtime.checking.common import NS, Window
+from testbed_runtime.checking.common import Window
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.metrics import trial_metrics
@@ -20,6 +20,7 @@ from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.metrics import NO_FAULT, NO_OUTAGE, NO_SUCH_PHASE
 from testbed_runtime.core.judgement.recovery import Price, Recovery, SharedFault, TrialRecovery
 from testbed_runtime.core.judgement.verdict import Judged, TrialFacts, Verdict
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.report.answer import headline
 

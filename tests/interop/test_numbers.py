@@ -17,7 +17,7 @@ from testbed_runtime.core.job.keygroups import (
 )
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import NETWORK, OVERHEAD, PREFIX
-from testbed_runtime.core.values import NANOS, PARSERS, parse_duration
+from testbed_runtime.core.values import NS, PARSERS, parse_duration
 from testbed_runtime.workload.keys import murmur_hashes
 from tests.api.test_flinkconf import PLAIN
 from tests.core.test_processmemory import VECTORS, as_flink_names_it, as_flink_said_it
@@ -150,7 +150,7 @@ def as_flink_reads_it(kind: str, answer: dict[str, object]) -> object:
     value = answer.get("value")
     if kind == "duration" and value is not None:
         seconds, nanos = map(int, str(value).split())
-        return (seconds * NANOS + nanos) / NANOS
+        return (seconds * NS + nanos) / NS
     if kind == "boolean" and value is not None:
         return value == "true"
     return float(str(value)) if kind == "double" and value is not None else value

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking.common import NS
 from testbed_runtime.core.job.limits import BACKOFF_MAX, CONNECT_TIMEOUT
+from testbed_runtime.core.values import NS
 from testbed_runtime.report.answer import answer_lines
 from tests.simulation.test_known_answers import (
     ALL,

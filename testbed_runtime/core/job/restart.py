@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from testbed_runtime.core.errors import LocalProtocolError, require_option
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.values import MAX_INT, MAX_LONG, NANOS, java_double
+from testbed_runtime.core.values import MAX_INT, MAX_LONG, NS, java_double
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has
 
 MILLIS = 1000
-NANOS_PER_MILLI = NANOS // MILLIS
+NANOS_PER_MILLI = NS // MILLIS
 RESTART_STRATEGY = "restart-strategy."
 FIXED_DELAY, FAILURE_RATE = f"{RESTART_STRATEGY}fixed-delay.", f"{RESTART_STRATEGY}failure-rate."
 EXPONENTIAL = f"{RESTART_STRATEGY}exponential-delay."
@@ -35,7 +35,7 @@ def _millis(seconds: float) -> int:
 
 def _clock_ms(now: float) -> int:
     """Return the whole milliseconds that have passed, as System.currentTimeMillis does."""
-    return round(now * NANOS) // NANOS_PER_MILLI
+    return round(now * NS) // NANOS_PER_MILLI
 
 
 def _setting(options: Options, key: str) -> float:
@@ -244,7 +244,7 @@ class ExponentialDelay(RestartStrategy):
         """Merge a failure that comes before the restart. In a real cluster, a task needs more than a
         millisecond to fail after the restart. In virtual time it may not, so this comparison is finer than
         Flink's."""
-        if round(now * NANOS) <= self._next_restart_ms * NANOS_PER_MILLI:
+        if round(now * NS) <= self._next_restart_ms * NANOS_PER_MILLI:
             return False
         now_ms = _clock_ms(now)
         if now_ms - self._next_restart_ms >= _millis(self._config.reset_s):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.columns import (
-    NS,
     ROUNDING_NS,
     Owned,
     Row,

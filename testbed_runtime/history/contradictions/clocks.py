@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME
 from testbed_runtime.history.columns import (
     CAUSAL_NS,
-    NS,
     OWN_CLOCK,
     TOLERANCE_NS,
     Attempt,

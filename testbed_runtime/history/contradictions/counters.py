@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import (
     ATTEMPT,
-    NS,
     ROUNDING_NS,
     SPENT,
     TOLERANCE_NS,

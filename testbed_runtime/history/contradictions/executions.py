@@ -13,9 +13,9 @@ import numpy as np
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.columns import (
-    NS,
     TOLERANCE_NS,
     Attempt,
     Deployed,

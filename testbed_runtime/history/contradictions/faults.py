@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import (
-    NS,
     TOLERANCE_NS,
     Row,
     Rows,

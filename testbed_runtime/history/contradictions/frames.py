@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
 from testbed_runtime.core.faults.links import owner_of
 from testbed_runtime.core.ids import ABSTRACT_ID_BYTES, InputChannelID
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import (
     CAUSAL_NS,
-    NS,
     Flags,
     Owned,
     distinct,

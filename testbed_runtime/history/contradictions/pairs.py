@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.columns import (
     ATTEMPT,
-    NS,
     SPENT,
     TOLERANCE_NS,
     Attempt,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import (
-    NS,
     TOLERANCE_NS,
     Owned,
     Rows,

@@ -12,10 +12,10 @@ import numpy as np
 
 from testbed_runtime.core.job.restart import RESTART_STRATEGY, settings_in_effect
 from testbed_runtime.core.options import BY_KEY, OWN_PREFIX
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import GROWN, JOBMASTER_NAME, PRODUCT, RM_NAME, Outcome, named_today
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
-    NS,
     OWN_CLOCK,
     ROUNDING_NS,
     Owned,
