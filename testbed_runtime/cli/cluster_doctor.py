@@ -129,20 +129,23 @@ async def _operator(api: Api) -> Finding:
     if not serving:
         others = ", ".join(f"{_full(d)} watches only {', '.join(watched_namespaces(d))}" for d in ready)
         return Finding("operator", BAD, others, f"add {api.namespace} to watchNamespaces of the Helm release")
-    return await _acting(api, serving)
+    if len(serving) > 1:
+        fix = "they act on the same objects: uninstall all but one, or give each other watchNamespaces"
+        return Finding("operator", BAD, f"several: {', '.join(map(_full, serving))}", fix)
+    return await _acting(api, serving[0])
 
 
-async def _acting(api: Api, serving: list[dict[str, Any]]) -> Finding:
-    """Check that one of the operators that serve the namespace has rights there. A cluster-wide operator with `rbac.testbedNamespaces` may
-    only be allowed to watch."""
-    found = ", ".join(_full(d) for d in serving)
-    acts = await _permitted(asyncio.gather(*(_may_act(api, d) for d in serving)), None)
+async def _acting(api: Api, deployment: Mapping[str, Any]) -> Finding:
+    """Check that the operator that serves the namespace has rights there. A cluster-wide operator with `rbac.testbedNamespaces` may only be
+    allowed to watch."""
+    found = _full(deployment)
+    acts = await _permitted(_may_act(api, deployment), None)
     if acts is None:
         unknown = (
             f"reconciles what is applied, if it has rights in {api.namespace}: you are not permitted to ask"
         )
         return Finding("operator", WARNING, found, unknown)
-    if any(acts):
+    if acts:
         return Finding("operator", GOOD, found, "reconciles what is applied")
     fix = (
         f"add {api.namespace} to rbac.testbedNamespaces of the Helm release, or bind the ClusterRole that ends "
@@ -173,7 +176,7 @@ def watched_namespaces(deployment: Mapping[str, Any]) -> tuple[str, ...]:
     return names({NAMESPACES: next(values, "")}, NAMESPACES)
 
 
-def _full(deployment: dict[str, Any]) -> str:
+def _full(deployment: Mapping[str, Any]) -> str:
     return f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
 
 

@@ -412,6 +412,23 @@ async def test_doctor_checks_that_the_namespace_exists_and_is_watched(monkeypatc
     assert {f.name: f.found for f in found if f.level == BAD} == bad
 
 
+async def test_doctor_reports_several_operators_that_serve_one_namespace():
+    """Helm accepts a cluster-wide installation beside one that is limited to namespaces."""
+    found = await cluster_doctor._operator(Crowded("demo"))
+    assert (found.level, found.found) == (
+        BAD,
+        "several: headgate-system/headgate-operator, wide/headgate-operator",
+    )
+
+
+class Crowded(WithOperator):
+    """Has a second operator, for the whole cluster."""
+
+    async def list(self, kind, namespace, *, labels=None):
+        other = WithOperator("").deployment
+        return [self.deployment, {**other, "metadata": {**other["metadata"], "namespace": "wide"}}]
+
+
 @pytest.mark.parametrize(
     ("answer", "level", "words"),
     [

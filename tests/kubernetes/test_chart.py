@@ -433,19 +433,23 @@ def test_a_second_replica_brings_a_disruption_budget():
     assert len(of_kind(chart("--set", "replicaCount=2"), "PodDisruptionBudget")) == 1
 
 
-def test_two_cluster_wide_releases_share_no_cluster_role():
-    """The names contain the release's; the operator may bind its own release's roles only."""
-    names = [
-        {o["metadata"]["name"] for o in of_kind(chart(*arguments), "ClusterRole", "ClusterRoleBinding")}
-        for arguments in ((), ("--set", "fullnameOverride=second"))
-    ]
-    assert names[0] & names[1] == set()
+def test_helm_refuses_a_second_cluster_wide_release_by_the_name_of_its_binding():
+    """Two operators would act on the same objects. The other names contain the release's: its operator may bind its own roles only."""
+    roles, bindings = (
+        [
+            {o["metadata"]["name"] for o in of_kind(chart(*arguments), kind)}
+            for arguments in ((), ("--set", "fullnameOverride=second"))
+        ]
+        for kind in ("ClusterRole", "ClusterRoleBinding")
+    )
+    assert bindings[0] & bindings[1] == {"headgate-operator"}
+    assert roles[0] & roles[1] == set()
     [operator] = [
         o for o in of_kind(chart(), "ClusterRole") if o["metadata"]["name"] == "demo-headgate-operator"
     ]
     [bound] = [rule["resourceNames"] for rule in operator["rules"] if rule["verbs"] == ["bind"]]
     assert bound == ["demo-headgate-runner", "demo-headgate-study", "demo-headgate-spark"]
-    assert set(bound) <= names[0]
+    assert set(bound) <= roles[0]
 
 
 def test_only_the_pod_of_helm_test_is_a_test_suite_and_its_log_can_be_read():
