@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
+TEMPORARY = ".tmp-"
+"""Prefix of the name of a file that is being written. Readers of the folder ignore it."""
 _REPEATABLE = contextvars.ContextVar("headgate_repeatable", default=False)
 
 

@@ -15,6 +15,7 @@ from testbed_runtime.ports.network import Address, format_address
 
 SHUTDOWN_TIMEOUT_S = 0.5
 HEALTHZ = "/healthz"
+READYZ = "/readyz"
 
 _Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from headgate_operator.exposition import Histogram, Samples, by_label, counter, gauge
+from testbed_runtime.http import HEALTHZ, READYZ
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S, Call
 
 STALLED_WATCH_S = 2.0 * WATCH_SERVER_LIMIT_S
@@ -203,7 +204,7 @@ def application(pages: Pages) -> web.Application:
         return web.Response(text=pages.metrics(), content_type="text/plain", charset="utf-8")
 
     app = web.Application()
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
+    app.router.add_get(HEALTHZ, healthz)
+    app.router.add_get(READYZ, readyz)
     app.router.add_get("/metrics", metrics)
     return app

@@ -27,6 +27,7 @@ from testbed_runtime.core.ids import (
 )
 from testbed_runtime.core.job import functions
 from testbed_runtime.core.trial.plan import plan_to_json
+from testbed_runtime.http import HEALTHZ, READYZ
 
 GRACE_S = 10
 """Twice the time that the supervisor takes to stop."""
@@ -259,9 +260,9 @@ def _container(testbed: Manifest, process: str, incarnation: int, settings: Sett
         "ports": container_ports(_ports(role)),
         "resources": _resources(testbed["spec"], role),
         "volumeMounts": mounts,
-        "startupProbe": probe("/healthz", naming.SUPERVISOR_PORT, 1, START_LIMIT_S),
-        "livenessProbe": probe("/healthz", naming.SUPERVISOR_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES),
-        "readinessProbe": probe("/readyz", naming.SUPERVISOR_PORT, READINESS_PERIOD_S, 1),
+        "startupProbe": probe(HEALTHZ, naming.SUPERVISOR_PORT, 1, START_LIMIT_S),
+        "livenessProbe": probe(HEALTHZ, naming.SUPERVISOR_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES),
+        "readinessProbe": probe(READYZ, naming.SUPERVISOR_PORT, READINESS_PERIOD_S, 1),
     }
 
 
@@ -275,7 +276,7 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
     It is a sidecar: it restarts when it is killed, even in a pod whose TaskManager must not, and it does not keep a pod
     alive whose TaskManager ended."""
     command, env = ["testbed_runtime.entry.agent"], _identity(process, incarnation) | naming.NO_BUNDLE
-    alive = probe("/healthz", naming.AGENT_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES)
+    alive = probe(HEALTHZ, naming.AGENT_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES)
     return {
         **restricted_container("agent", settings.agent_image, settings, command, env),
         "restartPolicy": "Always",
@@ -288,7 +289,7 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
             "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]},
         },
         "volumeMounts": _mounts(),
-        "startupProbe": probe("/healthz", naming.AGENT_PORT, 1, START_LIMIT_S),
+        "startupProbe": probe(HEALTHZ, naming.AGENT_PORT, 1, START_LIMIT_S),
         "livenessProbe": alive,
         "readinessProbe": alive,
     }

@@ -23,6 +23,7 @@ from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.resources import manifest, metadata_of
 from testbed_runtime.api.views import Resource, Run, Study
+from testbed_runtime.http import HEALTHZ, READYZ
 
 SPARK_NAME = "headgate-spark"
 """Name of the pod and the Service of a namespace's warm Spark."""
@@ -304,9 +305,9 @@ def _container(
 
 def _probes(port: int) -> dict[str, Any]:
     return {
-        "startupProbe": probe("/healthz", port, PROBE_PERIOD_S, START_FAILURES),
-        "livenessProbe": probe("/healthz", port, PROBE_PERIOD_S, PROBE_FAILURES),
-        "readinessProbe": probe("/readyz", port, PROBE_PERIOD_S, 1),
+        "startupProbe": probe(HEALTHZ, port, PROBE_PERIOD_S, START_FAILURES),
+        "livenessProbe": probe(HEALTHZ, port, PROBE_PERIOD_S, PROBE_FAILURES),
+        "readinessProbe": probe(READYZ, port, PROBE_PERIOD_S, 1),
     }
 
 

@@ -8,6 +8,7 @@ out of the JSON. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -47,6 +48,11 @@ M = TypeVar("M", bound="Model")
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """JSON with names in camelCase. Unknown fields are ignored when it is read."""
+
+
+def rfc3339(now: float) -> str:
+    """Return seconds since the epoch as the Kubernetes API writes times: whole seconds, UTC."""
+    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Condition(Model, frozen=True):

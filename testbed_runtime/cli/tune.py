@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LOOK_S = 2.0
 """The time between two polls of a study in a cluster."""
-NO_ROW = "No row passes: nothing is recommended."
 STUDY_FILE = "study.yaml"
 
 
@@ -206,6 +205,7 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
 
     from testbed_runtime.api.status import COMPLETE, REJECTED
     from testbed_runtime.cli.running import say
+    from testbed_runtime.tuning.score import NO_ROW
 
     async with access.connected(login) as api:
         name = document["metadata"]["name"]

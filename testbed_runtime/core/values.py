@@ -48,6 +48,8 @@ _BLANK = "".join(map(chr, range(33)))
 _NUMBER_AND_UNIT = re.compile(r"([0-9]*)(.*)", re.DOTALL)
 NS = 10**9
 """Nanoseconds per second."""
+MILLIS = 1000
+"""Milliseconds per second."""
 _DURATION_UNITS = (
     ("DAYS", ("d", "day", "days"), 86400 * NS),
     ("HOURS", ("h", "hour", "hours"), 3600 * NS),

@@ -17,6 +17,9 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.ports.network import Address
 from testbed_runtime.timeouts import timeout
 
+SEEN_SHARE = 0.8
+"""Share of the requested delay that must be measured; timers and probes account for the rest."""
+
 
 class Unreachable(HeadgateError):
     """A control endpoint did not answer."""

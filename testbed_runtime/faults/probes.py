@@ -26,6 +26,8 @@ OPEN_LIMIT_S = 2.0
 PINGS = 50
 PINGS_LIMIT_S = 3.0
 BULK_LIMIT_S = 3.0
+PATH_LIMIT_S = OPEN_LIMIT_S + PINGS_LIMIT_S + BULK_LIMIT_S + 1.0
+"""Time limit for the answer to a path measurement."""
 _PING = struct.Struct(">Q")
 
 

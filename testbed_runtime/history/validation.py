@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES, OTHER
 from testbed_runtime.core.job.executiongraph import ExecutionState
+from testbed_runtime.core.job.jobgraph import SYNC_SUFFIX
 from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
@@ -511,7 +512,7 @@ def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     names = table.column("task").combine_chunks().dictionary_encode()
     for code, task in enumerate(names.dictionary.to_pylist()):
         # the head of an iteration has it
-        if task not in known and not vertex_of(task).endswith("-sync"):
+        if task not in known and not vertex_of(task).endswith(SYNC_SUFFIX):
             row = first_true(pc.equal(names.indices, code))
             return [Damage("tasks", "task", row, f"is {task[:60]!r}, which the job does not have")]
     named = pc.replace_substring_regex(table.column("task"), r"-\d+$", "")

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.resources import manifest, resource_type
+from testbed_runtime.api.status import rfc3339
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.connection import CONNECTIONS, Login, login, proxy_hint
 from testbed_runtime.timeouts import polled, repeated
@@ -500,7 +501,7 @@ def event_manifest(
     namespace = metadata.get("namespace") or "default"
     digest = hashlib.sha256("\0".join((metadata.get("uid", ""), type, reason, text)).encode()).digest()
     suffix = base64.b32encode(digest[:10]).decode().lower()
-    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = rfc3339(datetime.now(UTC).timestamp())
     return manifest(
         "Event",
         {"name": f"{metadata['name'][:EVENT_NAME_SPACE]}.{suffix}", "namespace": namespace},

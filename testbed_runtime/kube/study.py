@@ -23,6 +23,7 @@ from testbed_runtime.api.status import (
     StudyRow,
     carried,
     read,
+    rfc3339,
     to_json,
 )
 from testbed_runtime.api.validate import InvalidScenario
@@ -212,7 +213,7 @@ class Study:
         """Write the ConfigMap `<study>-status` if the report has changed."""
         if report == self._written:
             return
-        updated = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        updated = rfc3339(datetime.now(UTC).timestamp())
         data = json.dumps(to_json(replace(report, updated=updated)))
         await self._api.apply(config_map(study, naming.status_name(self._name), {STATUS_KEY: data}))
         self._written = report

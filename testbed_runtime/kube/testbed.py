@@ -22,6 +22,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent
 from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.probes import PATH_LIMIT_S
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
@@ -30,7 +31,7 @@ from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.podstarts import PodStarts
 from testbed_runtime.kube.recorder import RecorderFolder
-from testbed_runtime.ports.hosts import FaultHandle, TrialContext
+from testbed_runtime.ports.hosts import STOP_GRACE_S, FaultHandle, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
@@ -40,16 +41,12 @@ from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.timeouts import repeated
 from testbed_runtime.transport.rpc_http import HttpRpc
 
-STOP_GRACE_S = 5.0
-"""Grace period in which a process flushes its record."""
 STOP_LIMIT_S = 12.0
 """Time limit of the request that waits until the process has ended."""
 SEAL_LIMIT_S = 60.0
 RECORDER_BACK_LIMIT_S = 120.0
 """A lost recorder pod is recreated and started within this time."""
 RETRY_S = 1.0
-PATH_LIMIT_S = 9.0
-"""Time limit for a path measurement: more than the sum of the limits of its steps."""
 RECORDER_AWAY_LIMIT_S = 150.0
 """A recorder that is unreachable for longer is lost, and the trial is no longer recorded."""
 EXISTENCE_CHECK_S = 10.0

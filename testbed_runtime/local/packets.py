@@ -18,9 +18,10 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.packets.commands import support
+from testbed_runtime.faults.probes import PATH_LIMIT_S
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 from testbed_runtime.local import namespaces
-from testbed_runtime.local.process_host import PATH_LIMIT_S, LocalProcessHost
+from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import AgentConfig

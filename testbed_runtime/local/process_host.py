@@ -21,6 +21,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.http import ControlClient, FaultClient
+from testbed_runtime.faults.probes import PATH_LIMIT_S
 from testbed_runtime.local import registry
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address, address_of
@@ -34,8 +35,6 @@ DISPOSE_GRACE_S = 8.0
 """Time limit from closing the pipe to the end of the supervisor. After that it is killed, and its children with it."""
 START_MARGIN_S = 5.0
 TOKEN_BYTES = 32
-PATH_LIMIT_S = 9.0
-"""Time limit of a path measurement: more than the sum of the limits in faults.probes."""
 NEEDED = (JOBMANAGER, RECORDER, PROXY)
 """Processes that every testbed needs. A lost TaskManager is handled by failover."""
 

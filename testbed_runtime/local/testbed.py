@@ -27,7 +27,7 @@ from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import FaultHandle, ProcessState, TrialContext
+from testbed_runtime.ports.hosts import STOP_GRACE_S, FaultHandle, ProcessState, TrialContext
 from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
@@ -41,8 +41,6 @@ from testbed_runtime.transport.rpc_http import HttpRpc
 
 REGISTER_LIMIT_S = 30.0
 """Limit from the moment when all processes are ready until every TaskManager has registered."""
-STOP_GRACE_S = 5.0
-"""Limit for a process to flush its history."""
 SEAL_LIMIT_S = 30.0
 EVERY_S = 0.5
 """Interval between two readings of the live counters. A user cannot follow more."""

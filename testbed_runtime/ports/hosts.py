@@ -19,6 +19,8 @@ JOB_PATH = "/v1/job"
 """Path on a JobManager's control endpoint: the newest job as one JSON object, `job_summary`."""
 CREATE_LIMIT_S = 90.0
 """Time limit for starting a testbed of processes: enough for a hundred processes on two cores."""
+STOP_GRACE_S = 5.0
+"""Grace period in which a process that is stopped flushes its history."""
 CLOSE_LIMIT_S = 20.0
 """Time limit for each step of closing a testbed (heal, seal, dispose), also after Ctrl-C."""
 

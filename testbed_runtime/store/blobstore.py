@@ -6,11 +6,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from testbed_runtime.files import write_whole
+from testbed_runtime.files import TEMPORARY, write_whole
 
 MAX_KEY_CHARS = 512
-TEMPORARY = ".tmp-"
-"""Prefix of a file that is being written. Such a file is not an object."""
 PUT_RETRIES = 100
 """How often a put is repeated because a delete has removed its folder meanwhile. Each time needs another object there, which is deleted:
 with 10, 5 of 24,000 puts by eight threads that put and delete in one folder failed."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from testbed_runtime.ports.storage import BlobStore
+from testbed_runtime.workload.sinks import STAGED
 
 OUTPUTS = "files"
 """Folder of a run that holds `<trial>/<path of the sink>/part-<subtask>-<checkpoint>`."""
-_STAGED = "/.staged/"
 
 
 async def keep_outputs(blobs: BlobStore, paths: Iterable[str], folder: Path) -> list[Path]:
@@ -19,7 +19,7 @@ async def keep_outputs(blobs: BlobStore, paths: Iterable[str], folder: Path) -> 
     kept = []
     for path in sorted({path.strip("/") for path in paths}):
         for key in await blobs.list(f"{path}/"):
-            if _STAGED not in key:
+            if STAGED not in key:
                 target = folder / key
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(await blobs.get(key))

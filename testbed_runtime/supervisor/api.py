@@ -12,10 +12,9 @@ from msgspec import to_builtins
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.http import fault_routes
 from testbed_runtime.faults.probes import path_route
-from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
+from testbed_runtime.http import HEALTHZ, READYZ, bad_input, bearer_token, healthz
 from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
 
-READYZ = "/readyz"
 MAX_GRACE_S = 30.0
 
 

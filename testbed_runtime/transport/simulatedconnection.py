@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from testbed_runtime.core.exchange.client import RESET
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.core.faults.retransmission import resumes_at
 from testbed_runtime.ports.network import ConnectionHandler
@@ -414,4 +415,4 @@ class SimulatedConnection:
 
 
 def reset_error() -> ConnectionResetError:
-    return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    return ConnectionResetError(errno.ECONNRESET, RESET)

@@ -28,6 +28,7 @@ PASS = "Pass"  # noqa: S105 - a verdict
 MATTERS = comparison.MATTERS
 """Values that differ by less than this share are equal when the best row is chosen."""
 
+NO_ROW = "No row passes: nothing is recommended."
 HOW_TO_KEEP = {DEFAULT: " (leave the options of the study unset)", CURRENT: " (nothing has to be changed)"}
 """A hint for the user if a reference is the best."""
 
@@ -389,7 +390,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
             return ["No row is within the limits of the objectives: nothing is recommended."]
         reasons = Counter(line.reason for line in lines if line.reason).most_common(1)
         return [
-            "No row passes: nothing is recommended.",
+            NO_ROW,
             *(f"{count} of {len(lines)} rows: {reason}" for reason, count in reasons),
         ]
     found = [f"best: {chosen.row.text}{HOW_TO_KEEP.get(chosen.row.reference, '')}"]

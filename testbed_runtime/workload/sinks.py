@@ -19,6 +19,8 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 FEW_RECORDS = 4
 """Up to this number, small records are cheaper to write one by one than together with numpy."""
+STAGED = "/.staged/"
+"""Within the key of a part that is not committed yet."""
 
 
 class LedgerSink:
@@ -120,7 +122,7 @@ class FileSink(LedgerSink):
             return None
         data = "".join(self._lines).encode()
         self._lines.clear()
-        key = f"{self._path}/.staged/{checkpoint}-{self.context.subtask}-{self._attempt}"
+        key = f"{self._path}{STAGED}{checkpoint}-{self.context.subtask}-{self._attempt}"
         self._staged[checkpoint] = (key, data)
         return key, data
 

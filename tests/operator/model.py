@@ -17,10 +17,9 @@ from typing import Any
 
 import msgspec
 
-from headgate_operator.plan.conditions import rfc3339
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.resources import resource_type
-from testbed_runtime.api.status import to_json
+from testbed_runtime.api.status import rfc3339, to_json
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import PROCESS
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from headgate_operator import objects_runs
 from headgate_operator.plan import scenariorun
-from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import RunReport, ScenarioRunStatus, read
+from testbed_runtime.api.status import RunReport, ScenarioRunStatus, read, rfc3339
 from testbed_runtime.api.views import Pod, Resource, Run
 from tests.operator.actors import a_run
 from tests.operator.test_scenario_study import NOW, SETTINGS

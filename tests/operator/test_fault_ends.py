@@ -7,11 +7,11 @@ import pytest
 from headgate_operator.agents import View
 from headgate_operator.plan import fault as planner
 from headgate_operator.plan import faultstatus
-from headgate_operator.plan.conditions import moment, rfc3339
+from headgate_operator.plan.conditions import moment
 from headgate_operator.plan.faulttarget import resolve
 from headgate_operator.plan.model import Ask, Delete, Key, Plan, SetFinalizers
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import to_json
+from testbed_runtime.api.status import rfc3339, to_json
 from testbed_runtime.api.views import Fault, Pod
 from testbed_runtime.core.errors import UserError
 from tests.operator.injected import (

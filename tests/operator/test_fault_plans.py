@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from headgate_operator.plan.conditions import moment, rfc3339
+from headgate_operator.plan.conditions import moment
 from headgate_operator.plan.faulttarget import Resolved, conflict, expected, resolve
 from headgate_operator.plan.model import Emit, SetFinalizers
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import rfc3339
 from testbed_runtime.api.views import Fault
 from testbed_runtime.core.errors import UserError
 from tests.operator.injected import (

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from headgate_operator import objects_runs
-from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Ask, Create, Delete, Emit, Plan, SetFinalizers
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import rfc3339
 from testbed_runtime.api.views import Pod, Run, Testbed
 from tests.operator.planned import message
 from tests.operator.runs import (

@@ -8,11 +8,10 @@ import pytest
 
 from headgate_operator import objects_runs
 from headgate_operator.plan import runstatus
-from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Ask, Create, Delete, Patch, SetFinalizers
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import to_json
+from testbed_runtime.api.status import rfc3339, to_json
 from testbed_runtime.api.views import Pod, Run
 from tests.operator.planned import conditions, events, message, others
 from tests.operator.runs import (

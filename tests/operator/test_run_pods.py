@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Delete
 from headgate_operator.reconciler import still_failing
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import to_json
+from testbed_runtime.api.status import rfc3339, to_json
 from testbed_runtime.api.views import (
     HOW_TO_BIND,
     HOW_TO_PULL,

@@ -15,11 +15,10 @@ from headgate_operator.handler import Context
 from headgate_operator.handlers.scenariorun import ScenarioRunHandler
 from headgate_operator.handlers.scenariorun import _batch as unfinished_runs
 from headgate_operator.plan import scenariorun
-from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import RunReport, ScenarioRunStatus, read
+from testbed_runtime.api.status import RunReport, ScenarioRunStatus, read, rfc3339
 from testbed_runtime.api.views import Run
 from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from headgate_operator.plan import study
-from headgate_operator.plan.conditions import clip, rfc3339, tail, yes
+from headgate_operator.plan.conditions import clip, tail, yes
 from headgate_operator.plan.model import Delete, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read, to_json
+from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read, rfc3339, to_json
 from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Run, Study
 from tests.operator.actors import a_run
 from tests.operator.planned import events, others

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from headgate_operator import objects
 from headgate_operator.plan import testbed as planner
 from headgate_operator.plan import testbed_status
-from headgate_operator.plan.conditions import moment, rfc3339
+from headgate_operator.plan.conditions import moment
 from headgate_operator.plan.model import Apply, Create, Delete, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import TestbedStatus, to_json
+from testbed_runtime.api.status import TestbedStatus, rfc3339, to_json
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Resource, Secret, Testbed
 from tests.operator.planned import conditions, events, message

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed_runtime.api.status import COMPLETE, Condition, Status
+from testbed_runtime.api.status import COMPLETE, Condition, Status, rfc3339
 from testbed_runtime.api.views import Resource
 
 MAX_MESSAGE = 4096
@@ -51,11 +51,6 @@ def ended(reason: str, text: str, *, well: bool) -> list[Condition]:
         yes("Ready", reason, text) if well else no("Ready", reason, text),
         no("Stalled", COMPLETE) if well else yes("Stalled", reason, text),
     ]
-
-
-def rfc3339(now: float) -> str:
-    """Return seconds since the epoch as the API writes times: whole seconds, UTC."""
-    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def moment(now: float) -> str:

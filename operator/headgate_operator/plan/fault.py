@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from headgate_operator.agents import View
 from headgate_operator.plan import faultstatus
-from headgate_operator.plan.conditions import clip, rfc3339
+from headgate_operator.plan.conditions import clip
 from headgate_operator.plan.faulttarget import (
     NotYet,
     Resolved,
@@ -40,7 +40,7 @@ from headgate_operator.plan.model import (
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import ACTIVE, COMPLETE, PLANNED, REJECTED, FaultStatus
+from testbed_runtime.api.status import ACTIVE, COMPLETE, PLANNED, REJECTED, FaultStatus, rfc3339
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Fault, Manifest, Pod, seconds
 from testbed_runtime.core.errors import HeadgateError, UserError

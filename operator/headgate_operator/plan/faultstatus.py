@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headgate_operator.agents import View
 from headgate_operator.plan import conditions
-from headgate_operator.plan.conditions import moment, no, rfc3339, unknown, with_conditions, yes
+from headgate_operator.plan.conditions import moment, no, unknown, with_conditions, yes
 from headgate_operator.plan.faulttarget import Resolved, kind_of
 from testbed_runtime.api.status import (
     ACTIVE,
@@ -20,6 +20,7 @@ from testbed_runtime.api.status import (
     REJECTED,
     Condition,
     FaultStatus,
+    rfc3339,
 )
 from testbed_runtime.api.views import Fault, seconds
 from testbed_runtime.faults.fanout import Agent

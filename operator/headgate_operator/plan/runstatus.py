@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from headgate_operator.plan import conditions
 from headgate_operator.plan.admission import QUEUED
-from headgate_operator.plan.conditions import clip, no, rfc3339, unknown, with_conditions, yes
+from headgate_operator.plan.conditions import clip, no, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit, is_new, problem_of
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
@@ -23,6 +23,7 @@ from testbed_runtime.api.status import (
     RunReport,
     ScenarioRunStatus,
     carried,
+    rfc3339,
 )
 from testbed_runtime.api.views import Pod, Run
 from testbed_runtime.core.judgement.metrics import HISTORY_INCOMPLETE, NO_DATA

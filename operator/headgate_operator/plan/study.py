@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from headgate_operator import objects_runs
 from headgate_operator.plan import admission, conditions
-from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions, yes
+from headgate_operator.plan.conditions import clip, no, with_conditions, yes
 from headgate_operator.plan.model import (
     NOT_CREATED,
     Action,
@@ -23,7 +23,15 @@ from headgate_operator.plan.model import (
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, REJECTED, SUSPENDED, StudyReport, TuningStudyStatus, carried
+from testbed_runtime.api.status import (
+    COMPLETE,
+    REJECTED,
+    SUSPENDED,
+    StudyReport,
+    TuningStudyStatus,
+    carried,
+    rfc3339,
+)
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Pod, Run, Study
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.values import MAX_INT, java_int
+from testbed_runtime.core.values import MAX_INT, MILLIS, java_int
 
-MILLIS = 1000
 """Milliseconds of a second. Flink adds, doubles and compares whole milliseconds in an int, which wraps."""
 
 

@@ -13,10 +13,9 @@ from msgspec import Struct
 
 from testbed_runtime.core.errors import LocalProtocolError, require_option
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.values import MAX_INT, MAX_LONG, NS, java_double
+from testbed_runtime.core.values import MAX_INT, MAX_LONG, MILLIS, NS, java_double
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has
 
-MILLIS = 1000
 NANOS_PER_MILLI = NS // MILLIS
 RESTART_STRATEGY = "restart-strategy."
 FIXED_DELAY, FAILURE_RATE = f"{RESTART_STRATEGY}fixed-delay.", f"{RESTART_STRATEGY}failure-rate."

@@ -15,6 +15,7 @@ from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, ow
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.backend import (
+    SEEN_SHARE,
     Control,
     FaultRequest,
     Measurement,
@@ -32,7 +33,6 @@ from testbed_runtime.ports.network import Address
 POLL_S = 0.1
 SETTLED_S = 0.3
 """A frame counts as missing if it was sent this long ago and has not been received."""
-SEEN_SHARE = 0.8
 
 
 class ChannelBackend:

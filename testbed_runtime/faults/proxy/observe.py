@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.links import any_matches
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.faults.backend import Measurement, Rule
+from testbed_runtime.faults.backend import SEEN_SHARE, Measurement, Rule
 from testbed_runtime.timeouts import cancel_all
 
 MAX_PROBED_PATHS = 4
@@ -26,8 +26,6 @@ AFTER_SERIES = 10
 AFTER_PAUSE_S = 0.2
 """Series of round trips after the end, until one is as before, and the pause between two. Residue of a fault lasts
 longer than these 2 s, a delay by a busy machine does not."""
-SEEN_SHARE = 0.8
-"""Share of the requested delay that must be measured; timers and probes account for the rest."""
 BULK_S = 0.3
 """About how long a throughput probe lasts under the ceiling."""
 CEILING_MARGIN = 1.25

@@ -19,7 +19,7 @@ from pathlib import Path
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.files import sync
+from testbed_runtime.files import TEMPORARY, sync
 from testbed_runtime.history.journal import NAME
 from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Recorder
 from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
@@ -34,7 +34,6 @@ MAX_OPEN_TRIALS = 16
 """Recorders that hold files open; one more closes the oldest, which is opened again by its next request."""
 CHUNK_BYTES = 256 * 1024
 HISTORY = "history"
-TEMPORARY = ".tmp-"
 _PART = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+=-]{0,149}$")
 
 
