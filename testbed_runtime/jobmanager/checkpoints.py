@@ -39,7 +39,7 @@ from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, StoredTask
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import NoAnswer, RemoteFailure
 
 NOTIFY_RETRY_S = 0.5
 """Pause before a task is notified of the final checkpoint again: no later one would notify it."""
@@ -226,7 +226,7 @@ class Checkpoints:
         reason = CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE
         try:
             await self._executors.ask(execution.taskmanager, message)
-        except (RecipientUnreachable, AskTimeout):
+        except NoAnswer:
             pass
         except RemoteFailure as error:
             if error.class_name == "CheckpointException":  # the task is unknown there
@@ -397,7 +397,7 @@ class Checkpoints:
         while True:
             try:
                 await self._executors.ask(execution.taskmanager, message)
-            except (RecipientUnreachable, AskTimeout):
+            except NoAnswer:
                 gone = execution.state.terminal or execution.taskmanager not in self._executors
                 if gone or not final:
                     return

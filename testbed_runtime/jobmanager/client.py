@@ -22,7 +22,7 @@ from testbed_runtime.core.job.messages import (
     SubmitJob,
 )
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc
+from testbed_runtime.ports.rpc import NoAnswer, Rpc
 
 ASK_S = 2.0
 SUBMIT_LIMIT_S = 10.0
@@ -47,7 +47,7 @@ class JobClient:
                 raise HeadgateError(
                     f"{registered} of {task_managers} TaskManagers registered within {limit_s:g} s"
                 )
-            with contextlib.suppress(AskTimeout, RecipientUnreachable):
+            with contextlib.suppress(NoAnswer):
                 registered = len((await self._ask(RequestJobStatus(""))).taskmanagers)
             if registered < task_managers:
                 await asyncio.sleep(pause_s)
@@ -68,10 +68,10 @@ class JobClient:
         StopRefused as soon as the JobMaster refuses it."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
-        with contextlib.suppress(AskTimeout, RecipientUnreachable):
+        with contextlib.suppress(NoAnswer):
             await self._ask(StopWithDrain(JOB))
         while loop.time() < end:
-            with contextlib.suppress(AskTimeout, RecipientUnreachable):
+            with contextlib.suppress(NoAnswer):
                 status = await self.status()
                 if status.state in TERMINAL_JOB_STATES:
                     return status.state == "FINISHED"

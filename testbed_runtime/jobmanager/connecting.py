@@ -10,7 +10,7 @@ from testbed_runtime.core.job.messages import TASKEXECUTOR, RegistrationResult, 
 from testbed_runtime.core.job.rpcnames import actor_address
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import ASK_FAILURES
 
 
 class Connector:
@@ -39,7 +39,7 @@ class Connector:
         failure = ""
         try:
             await self._services.ask(taskmanager, address, RemoteHandshakeMessage())
-        except (AskTimeout, RecipientUnreachable, RemoteFailure):
+        except ASK_FAILURES:
             where = actor_address(address, TASKEXECUTOR, self._services.options.flink_version)
             failure = f"Could not connect to rpc endpoint under address {where}."
         self._services.run_async(self._endpoint, self._on_connected, answer, register, failure)

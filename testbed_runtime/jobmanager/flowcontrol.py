@@ -9,7 +9,7 @@ from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import Acknowledge, ReportQueue, SetSourceRate
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.tasks import JobTasks
-from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import ASK_FAILURES, Handler
 
 
 class FlowCoordinator:
@@ -83,7 +83,7 @@ class FlowCoordinator:
                 if answer != Acknowledge():
                     return
                 self._known[execution.task] = (attempt, rate)
-        except (RecipientUnreachable, AskTimeout, RemoteFailure):
+        except ASK_FAILURES:
             return
         finally:
             self._telling.discard(attempt)

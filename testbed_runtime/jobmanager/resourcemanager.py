@@ -42,7 +42,7 @@ from testbed_runtime.jobmanager.connecting import Connector
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import RunAsync, Services, on_run_async
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import Handler, NoAnswer, RemoteFailure
 
 RETRY_S = 0.1
 """Pause before a refused slot is requested again if there is no such delay: its TaskManager may just be freeing it."""
@@ -418,7 +418,7 @@ class ResourceManager:
             granted = not (isinstance(answer, Acknowledge) and not answer.accepted)
         except RemoteFailure:
             pass
-        except (RecipientUnreachable, AskTimeout):
+        except NoAnswer:
             reached = False
         self._services.run_async(
             RESOURCEMANAGER, self._on_requested, request.allocation, granted=granted, reached=reached
@@ -480,7 +480,7 @@ class ResourceManager:
             await self._services.ask(taskmanager, address, message)
         except RemoteFailure:
             pass  # the allocation is unknown there: the slot is free
-        except (RecipientUnreachable, AskTimeout):
+        except NoAnswer:
             done = False
         self._services.run_async(RESOURCEMANAGER, self._on_freed, message.allocation, done=done)
 

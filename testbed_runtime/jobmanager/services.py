@@ -15,7 +15,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
+from testbed_runtime.ports.rpc import ASK_FAILURES, Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.tasks import TaskKeeper
 
@@ -59,7 +59,7 @@ class Services(Struct, frozen=True):
     async def ask(
         self, taskmanager: TaskManagerID, address: Address, message: object, *, call_id: str = ""
     ) -> object:
-        """Ask the TaskExecutor of a TaskManager. Raises AskTimeout, RecipientUnreachable, RemoteFailure."""
+        """Ask the TaskExecutor of a TaskManager. Raises ASK_FAILURES."""
         timeout_s = self.options.duration("pekko.ask.timeout")
         return await self.rpc.ask(
             taskmanager.name, address, TASKEXECUTOR, message, timeout_s=timeout_s, call_id=call_id
@@ -67,7 +67,7 @@ class Services(Struct, frozen=True):
 
     async def tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
         """Send a TaskExecutor a message that may be lost."""
-        with contextlib.suppress(RecipientUnreachable, AskTimeout, RemoteFailure):
+        with contextlib.suppress(*ASK_FAILURES):
             await self.ask(taskmanager, address, message)
 
     def event(

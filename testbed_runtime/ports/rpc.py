@@ -13,12 +13,16 @@ Handler: TypeAlias = "Callable[[Any], Awaitable[Any]]"
 to the caller."""
 
 
-class RecipientUnreachable(HeadgateError):
+class NoAnswer(HeadgateError):
+    """An ask was not answered."""
+
+
+class RecipientUnreachable(NoAnswer):
     """The connection was refused, or the endpoint does not exist. As in Flink, this is not raised for an ask that was
     sent before its connection broke: its answer is lost, and the ask times out."""
 
 
-class AskTimeout(HeadgateError):
+class AskTimeout(NoAnswer):
     """No answer in time. The callee continues its work. `class_name` is Flink's class, which depends on its version."""
 
     def __init__(self, text: str, class_name: str = "TimeoutException") -> None:
@@ -28,6 +32,10 @@ class AskTimeout(HeadgateError):
 
 class RemoteFailure(FlinkError):
     """The callee's handler raised a FlinkError."""
+
+
+ASK_FAILURES = (NoAnswer, RemoteFailure)
+"""Every error of `Rpc.ask`."""
 
 
 class Rpc(Protocol):
@@ -60,4 +68,4 @@ class Rpc(Protocol):
     ) -> Any:
         """Ask `endpoint` at `peer` (logical id, for the resolver and the faults; `address` is what it advertised).
         `call_id` makes a repeated call idempotent: the callee answers the recorded result.
-        Raises AskTimeout, RecipientUnreachable, RemoteFailure."""
+        Raises ASK_FAILURES."""

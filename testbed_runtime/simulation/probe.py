@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from testbed_runtime.core.job.messages import Acknowledge
 from testbed_runtime.ports.network import Connection, Listener
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
+from testbed_runtime.ports.rpc import NoAnswer
 from testbed_runtime.timeouts import wait_until
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -137,7 +137,7 @@ class RpcProbe:
         address = self._answering.address
         try:
             await self._asking.ask(self._answering.name, address, OWNER, Acknowledge(), timeout_s=timeout_s)
-        except (AskTimeout, RecipientUnreachable):
+        except NoAnswer:
             return None
         return loop.time() - begin
 

@@ -36,7 +36,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import JOBMASTER_NAME, NO_LIMIT, RM_NAME, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait, WaitLog
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
+from testbed_runtime.ports.rpc import ASK_FAILURES, AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 from testbed_runtime.timeouts import cancel_all, timeout
@@ -371,7 +371,7 @@ class ResourceManagerConnection:
             await self._rpc.ask(
                 JOBMANAGER, self._address, RESOURCEMANAGER, report, timeout_s=limit.seconds or 0.0
             )
-        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+        except ASK_FAILURES as error:
             if isinstance(error, AskTimeout):
                 self._waited_for_report(since_s, Outcome.EXPIRED)
             self._report = None  # otherwise this task would cancel itself
@@ -505,7 +505,7 @@ class JobConnection:
         answer: SlotOfferResult | Exception
         try:
             answer = await gateway.ask(message)
-        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+        except ASK_FAILURES as error:
             answer = error
         if number == self._last_offer:
             self._on_answered_offer(offered, answer)

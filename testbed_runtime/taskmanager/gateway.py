@@ -22,7 +22,14 @@ from testbed_runtime.core.job.messages import (
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
+from testbed_runtime.ports.rpc import (
+    ASK_FAILURES,
+    AskTimeout,
+    NoAnswer,
+    RecipientUnreachable,
+    RemoteFailure,
+    Rpc,
+)
 from testbed_runtime.timeouts import cancel_all
 
 SLOW_ANSWER_S = 0.1
@@ -46,7 +53,7 @@ class JobMasterGateway(Struct, frozen=True):
     ask_timeout_s: float
 
     async def ask(self, message: Any, *, timeout_s: float | None = None, call_id: str = "") -> Any:
-        """Raises AskTimeout, RecipientUnreachable, RemoteFailure."""
+        """Raises ASK_FAILURES."""
         return await self.rpc.ask(
             JOBMANAGER,
             self.address,
@@ -60,7 +67,7 @@ class JobMasterGateway(Struct, frozen=True):
         """Send a message and ignore failures, because the JobMaster's own timeouts cover its loss."""
         try:
             await self.ask(message)
-        except (AskTimeout, RecipientUnreachable, RemoteFailure):
+        except ASK_FAILURES:
             return
 
 
@@ -159,7 +166,7 @@ class RecordCommitter:
                 answer = await self._gateway.ask(
                     message, call_id=f"{self._attempt}/commit/{message.sequence}"
                 )
-            except (AskTimeout, RecipientUnreachable):
+            except NoAnswer:
                 await asyncio.sleep(COMMIT_RETRY_S)
                 continue
             except RemoteFailure:

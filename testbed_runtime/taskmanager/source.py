@@ -21,7 +21,7 @@ from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Connection
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import ASK_FAILURES, AskTimeout, RemoteFailure
 from testbed_runtime.taskmanager.checkpoints import Begun, TakenSnapshot
 from testbed_runtime.taskmanager.gateway import SLOW_ANSWER_S
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
@@ -194,7 +194,7 @@ class SourceTask:
                 RequestNextInputSplit(self._run.descriptor.attempt, index)
             )
             ended = Outcome.COMPLETED
-        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+        except ASK_FAILURES as error:
             ended = Outcome.EXPIRED if isinstance(error, AskTimeout) else Outcome.FAILED
             text = f"Requesting the next input split failed: {error}"
             wait = "" if isinstance(error, RemoteFailure) else "jobmanager"

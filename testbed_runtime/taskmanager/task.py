@@ -25,7 +25,7 @@ from testbed_runtime.core.job.rescaling import GateRescaling
 from testbed_runtime.core.versions import SAVEPOINTS_DO_NOT_COUNT, TASKS_INITIALIZE, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import ASK_FAILURES, RemoteFailure
 from testbed_runtime.taskmanager.checkpoints import (
     FinalCheckpoint,
     TaskCheckpoints,
@@ -327,7 +327,7 @@ class Task:
         """Announce a partition to the JobMaster. If there is no answer, the task fails, because its consumer might wait forever."""
         try:
             await self._gateway.ask(NotifyPartitionDataAvailable(partition))
-        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+        except ASK_FAILURES as error:
             text = f"The first record of {partition} is not known: {error}"
             wait = "" if isinstance(error, RemoteFailure) else "jobmanager"
             self.fail(FlinkError("TimeoutException", text, wait=wait))
