@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed_runtime.cli import access, options
+from testbed_runtime.cli import access, exits, options
 from testbed_runtime.core.errors import HeadgateError
 
 
@@ -22,7 +22,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
     """Run all scenarios of a folder, and write one JUnit and one Markdown file. The exit code covers all scenarios."""
-    from testbed_runtime.cli import exits, folders, loading, running
+    from testbed_runtime.cli import folders, loading, running
     from testbed_runtime.cli.session import Session
     from testbed_runtime.history.manifest import MANIFEST
 
@@ -68,4 +68,4 @@ def _summary(out: Path, results: list[Any], refused: list[tuple[str, str]], poli
         folders = [result.folder for result in results]
         shown = running.in_junit(policy, "error")
         written = write_summary(out, folders, refused=refused, inconclusive=shown)
-        running.say(f"summary: {written}, {written.with_name('junit.xml')}")
+        exits.say(f"summary: {written}, {written.with_name('junit.xml')}")

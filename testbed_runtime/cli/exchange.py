@@ -133,7 +133,7 @@ def _port(port: int, *, least: int) -> int:
 
 
 def _say_listening(address: Address) -> None:
-    typer.echo(f"listening on {format_address(address)}", err=True)
+    exits.say(f"listening on {format_address(address)}")
 
 
 def _run(main: Coroutine[Any, Any, list[SubpartitionReport]]) -> None:
@@ -141,7 +141,7 @@ def _run(main: Coroutine[Any, Any, list[SubpartitionReport]]) -> None:
     try:
         reports = run_interruptible(main)
     except exits.Interrupted:
-        typer.echo("headgate: interrupted before the end of the partition", err=True)
+        exits.say("headgate: interrupted before the end of the partition")
         raise typer.Exit(exits.INTERRUPTED) from None
     except Exception as error:
         raise typer.Exit(exits.report(error)) from None

@@ -1,4 +1,4 @@
-"""Exit codes, and how errors are shown: a message with the field's path and how to fix it, without a stack trace."""
+"""Exit codes and messages on stderr. An error is shown with the field's path and how to fix it, without a stack trace."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ LIMITS = {"ge": "or more", "le": "or less"}
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM, raised after the cleanup; its text says what happened to the run. Not a KeyboardInterrupt, which typer
     would turn into a bare `Aborted.`"""
+
+
+def say(text: str) -> None:
+    """Print a message on stderr."""
+    typer.echo(text, err=True)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}")
 
 
 def explain(error: BaseException) -> str:
@@ -66,7 +75,7 @@ def bad_value(error: typer.BadParameter) -> str:
 
 def report_interrupted(error: BaseException) -> int:
     """Print the error on stderr and return the exit code."""
-    typer.echo("; ".join(["headgate: interrupted", *filter(None, [str(error)])]), err=True)
+    say("; ".join(["headgate: interrupted", *filter(None, [str(error)])]))
     return INTERRUPTED
 
 
@@ -74,5 +83,5 @@ def report(error: BaseException) -> int:
     """Print the error on stderr and return the exit code."""
     if os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
-    typer.echo(f"headgate: {explain(error)}", err=True)
+    say(f"headgate: {explain(error)}")
     return ERROR

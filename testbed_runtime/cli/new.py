@@ -13,7 +13,7 @@ import typer
 
 from testbed_runtime.api.catalogue import Standing, judge
 from testbed_runtime.api.limits import MAX_RATE, MAX_TASKMANAGERS
-from testbed_runtime.cli import folders, options, questions, starting
+from testbed_runtime.cli import exits, folders, options, questions, starting
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.versions import LATEST
@@ -113,12 +113,11 @@ def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> 
     sizes += [f"parallelism {conf.parallelism}"] if conf.parallelism else []
     effective_here = "has" if len(found.usable) == 1 else "have"
     usable = f"{len(found.usable)} of {counted(len(conf.options), 'option')} {effective_here} an effect here"
-    typer.echo(f"{path}: {usable} ({options.version_words(conf, version, flink_version)})", err=True)
+    exits.say(f"{path}: {usable} ({options.version_words(conf, version, flink_version)})")
     if questions.CHECKPOINTS.key not in found.usable:
         text = f"has no valid {questions.CHECKPOINTS.key}; the scenario adds {questions.CHECKPOINTS.value}"
-        typer.echo(
-            f"{path}: {text}, because a job without checkpoints restarts from its beginning, or not at all",
-            err=True,
+        exits.say(
+            f"{path}: {text}, because a job without checkpoints restarts from its beginning, or not at all"
         )
     effective = Options(found.usable, flink_version=version)
     given = starting.Given(
@@ -137,7 +136,7 @@ def find(name: str) -> questions.Question:
     key = questions.key_in(name)
     known = judge(key, LATEST)
     if known.standing is Standing.TYPO and found is not None and questions.about(known.canonical) is found:
-        typer.echo(f"warning: QUESTION: {key!r} is read as {known.canonical}", err=True)
+        exits.warn(f"QUESTION: {key!r} is read as {known.canonical}")
     if isinstance(found, questions.Question):
         return found
     if found is not None:
@@ -177,7 +176,7 @@ def _ask(shape: starting.Shape) -> tuple[questions.Question, starting.Shape]:
     """Ask for the question and the shape of the job."""
     every = list(questions.questions().values())
     for number, item in enumerate(every, 1):
-        typer.echo(f"{number}. {item.question}", err=True)
+        exits.say(f"{number}. {item.question}")
     number = 0
     while not 1 <= number <= len(every):
         number = typer.prompt(f"Which question (1 to {len(every)})", type=int, err=True)

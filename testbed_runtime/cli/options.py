@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.cli import exits
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options, unknown_version
@@ -95,11 +96,11 @@ def flink_options(
             for error in value_errors(where, judgement.canonical, value, flink_version):
                 raise error
             if doubt := value_doubt(BY_KEY[judgement.canonical], value, flink_version, written=key):
-                typer.echo(f"warning: {where}: {doubt}", err=True)
+                exits.warn(f"{where}: {doubt}")
         else:
-            typer.echo(f"warning: -D {key}: has no effect here", err=True)
+            exits.warn(f"-D {key}: has no effect here")
         if judgement.note:
-            typer.echo(f"warning: -D {key}: {judgement.note}", err=True)
+            exits.warn(f"-D {key}: {judgement.note}")
     return options
 
 
@@ -126,7 +127,7 @@ def flink_conf(
     # the command itself reports the errors of these options
     others = [e for e in found.contradictions if not needed or f"[{MEMORY}" not in e.path]
     for message in (*map(str, (*found.errors, *others)), *found.warnings):
-        typer.echo(f"warning: {path}{conf.place(message, ':', '')}: {message}", err=True)
+        exits.warn(f"{path}{conf.place(message, ':', '')}: {message}")
     return conf, version, found
 
 

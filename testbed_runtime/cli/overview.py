@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.cli import exits
 from testbed_runtime.cli.tables import GAP, aligned
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import format_value
@@ -25,14 +26,13 @@ def is_folder_of_runs(path: Path) -> bool:
 
 def read(folder: Path) -> dict[str, Rows]:
     """Return the rows of each job over the folder's catalogue. Raises UserError if there is no catalogue, HeadgateError if Spark fails."""
-    from testbed_runtime.cli.running import say
     from testbed_runtime.cli.session import Session
     from testbed_runtime.evaluation.catalogue import FOLDER
 
     if not (folder / FOLDER).is_dir():
         hint = f"`headgate evaluate {folder}/…` adds runs to it, or name the runs themselves"
         raise UserError(str(folder), "has no catalogue of evaluated runs", hint)
-    say("reading the catalogue with Spark")
+    exits.say("reading the catalogue with Spark")
     with Session() as session:
         session.spark.on_log = lambda line: None
         return {**session.run(session.spark.trends(folder / FOLDER), became="")}

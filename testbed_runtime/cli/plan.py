@@ -123,7 +123,7 @@ def _valid(model: type[P], document: Document, *, other_slots: bool) -> P:
     """Return the validated document. Print which of its options have no effect."""
     from testbed_runtime.api.job_rules import TooFewSlots
     from testbed_runtime.api.validate_kinds import validate_as
-    from testbed_runtime.cli import loading, running
+    from testbed_runtime.cli import loading
 
     findings = validate_as(model, document.data)
     if other_slots:
@@ -132,7 +132,7 @@ def _valid(model: type[P], document: Document, *, other_slots: bool) -> P:
     resource = loading.valid(document, findings)
     for warning in loading.notes(findings):
         if warning.startswith(loading.WITHOUT_EFFECT):
-            running.say(f"warning: {warning}")
+            exits.warn(warning)
     return resource
 
 

@@ -14,7 +14,7 @@ import typer
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import environments, telemetry
 from testbed_runtime.cli.access import Access, connected
-from testbed_runtime.cli.exits import Interrupted
+from testbed_runtime.cli.exits import Interrupted, say
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.cli.options import Environment, Policy
@@ -249,8 +249,3 @@ def _why(item: Mapping[str, Any]) -> str:
     if item["explanation"] and item.get("note") and item["measured"]:
         return f"{measured}; {item['explanation']}"
     return str(item["explanation"] or measured)
-
-
-def say(text: str) -> None:
-    """Print a message on stderr."""
-    typer.echo(text, err=True)

@@ -15,7 +15,7 @@ from msgspec import Struct, to_builtins
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.models import ScenarioSpec
-from testbed_runtime.cli import running
+from testbed_runtime.cli import exits
 from testbed_runtime.cli.folders import make_folder
 from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, with_seed
@@ -66,14 +66,14 @@ def simulate_seeds(
     words = [word for variant in variants for word in ("--variant", variant)]
     words += [] if checkpoint is None else ["--from-checkpoint", str(checkpoint)]
     if not quiet:
-        running.say(f"{seeds} seeds in virtual time, up to {WORKERS} at a time → {folder}")
+        exits.say(f"{seeds} seeds in virtual time, up to {WORKERS} at a time → {folder}")
     for found in _runs(loaded, range(first, first + seeds), folder, words):
         verdicts[found.verdict] += 1
         rows += found.rows
         trials += found.trials
         recoveries |= found.recoveries
         if not quiet:
-            running.say(f"seed {found.seed}: {found.verdict}")
+            exits.say(f"seed {found.seed}: {found.verdict}")
     found_distributions = distributions(rows)
     answer = answer_lines(trials, recoveries)
     document = {

@@ -20,10 +20,10 @@ from testbed_runtime.api.models import Scenario
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.children import ends_with_parent
 from testbed_runtime.cli import running
+from testbed_runtime.cli.exits import say
 from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, changed
 from testbed_runtime.cli.options import Environment
-from testbed_runtime.cli.running import say
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError

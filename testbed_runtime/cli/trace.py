@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from testbed_runtime.cli import exits
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.values import missing_unit, parse_duration
@@ -57,7 +58,7 @@ def trace(  # noqa: PLR0917 - options of the command line
         except ValueError as error:
             raise UserError(name, str(error)) from None
         if doubt := missing_unit(text):
-            typer.echo(f"warning: {name}: {doubt}", err=True)
+            exits.warn(f"{name}: {doubt}")
     if not sent and (rate or seconds["--barriers"]):
         name = "--rate" if rate else "--barriers"
         raise UserError(name, "is only valid with --sent", f"add --sent, or leave out {name}")

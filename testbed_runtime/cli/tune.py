@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed_runtime.cli import access, options
+from testbed_runtime.cli import access, exits, options
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.files import naming
 
@@ -161,7 +161,7 @@ def _run_locally(
     study: TuningStudy, scenarios: dict[str, Loaded], *, how: How, out: Path, confirm: int, real: bool
 ) -> int:
     """Run the study on this machine, print its result and write it. Return the exit code."""
-    from testbed_runtime.cli import folders, running, study_runs
+    from testbed_runtime.cli import folders, study_runs
     from testbed_runtime.tuning import production, score, table
     from testbed_runtime.tuning.grid import CURRENT, DEFAULT
     from testbed_runtime.tuning.picture import picture
@@ -175,7 +175,7 @@ def _run_locally(
             spec = spec.model_copy(update={"references": [DEFAULT]})
         study = study.model_copy(update={"spec": spec})
     for doubt in study_runs.doubts(study, scenarios):
-        running.say(f"warning: {doubt}")
+        exits.warn(doubt)
     detectors = production.detectors(study.spec, specs)
     run = study_runs.run_real if real else study_runs.search
     lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
@@ -204,7 +204,6 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
     import asyncio
 
     from testbed_runtime.api.status import COMPLETE, REJECTED
-    from testbed_runtime.cli.running import say
     from testbed_runtime.tuning.score import NO_ROW
 
     async with access.connected(login) as api:
@@ -217,7 +216,7 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
             phase = status.get("phase", "waiting for the operator")
             shown = " ".join(filter(None, (phase, status.get("progress"), status.get("message"))))
             if shown != last:
-                say(last := shown)
+                exits.say(last := shown)
             if not found or status.get("phase") in (COMPLETE, REJECTED):
                 break
             await asyncio.sleep(LOOK_S)
