@@ -1,7 +1,12 @@
 """Walk back over the waits from the end of a span to its start, and attribute every nanosecond to exactly one wait or cause.
 
-At each point the walk takes the wait that ended last among those that the next step needed, and jumps to its start. A gap
-between two waits belongs to the step that recorded it, or stays unattributed. Pure: no table, no trial.
+Two rules lead from a point of the path to the wait before it:
+
+- Within a wait that its own option did not end (`_holder`): the last wait that delayed it. What remains is its own.
+- Before a wait (`_before`): the one that ended last among those that it needed. An event from outside needed nothing, so the path
+  continues with what it interrupted.
+
+A gap between two waits belongs to the step that recorded it, or stays unattributed. Pure: no table, no trial.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ _PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
 DELAY_CATCH_UP = ("partition", "open", "restore")
 """Kinds of waits in which a subtask receives nothing yet, while others catch up."""
 _HELD_BY = {
-    "slot": ("heartbeat", "registration", *_STARTING, "fencing", *_ANYWHERE),
+    "slot": ("slot-request", "heartbeat", "registration", *_STARTING, "fencing", *_ANYWHERE),
     "fencing": ("registration", *_STARTING, *_ANYWHERE),
     "cancellation": ("heartbeat", "registration", *_STARTING, *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
@@ -48,10 +53,8 @@ _HELD_BY = {
     "first-record": ("partition", "open", "restore", "iteration", *_ANYWHERE),
     "catch-up": DELAY_CATCH_UP,
 }
-"""The kinds of waits whose end often ends a completed wait of the given kind, because they delayed it."""
-_INTERRUPTED = {"slot": ("registration", *_STARTING), "deployment": ("open",), "first-record": ("partition",)}
-"""Waits that an event can interrupt before what they wait for has ended: the steps of a TaskManager, functions that block it, or the
-partition of a producer."""
+"""The kinds of waits whose end often ends a completed wait of the given kind, because they delayed it. An event can also interrupt the wait
+before they have ended."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
 """Kinds of waits that can be delayed at any time. A sink that receives from one producer still waits for the partition of another."""
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
@@ -91,7 +94,7 @@ def _needed(kind: str) -> frozenset[str]:
         if name not in found:
             found.add(name)
             todo += [*KINDS[name].after, *_HELD_BY.get(name, ())]
-    return frozenset((found | set(_ANYWHERE) | set(_HELD_BY.get(kind, ()))) - _NEVER)
+    return frozenset((found | set(_ANYWHERE) | set(_HELD_BY.get(kind, ()))) - _NEVER - {"slot-request"})
 
 
 def attribute(
@@ -194,41 +197,30 @@ class _Walk:
         self._taken.add(id(wait))
         self._later[id(wait)] = len(self._joins)
         self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
-        interrupted = wait.end_ns > self.at + EPSILON_NS
-        self._take_postponed(wait)
-        holder = self._holder(wait)
-        if holder is None and interrupted:
-            holder = self._in_progress(wait)
-        if holder is not None:
-            self._add(max(holder.end_ns, self.start), wait)
-            if self._comes_late(holder, wait):
+        interrupted, delayed = wait.end_ns > self.at + EPSILON_NS, False
+        while self.at > max(wait.start_ns, self.start):
+            holder = self._holder(wait, delayed=delayed)
+            if holder is None and (interrupted or delayed):
+                holder = self._in_progress(wait)
+            if holder is None or holder.start_ns >= self.at:
+                break
+            delayed = delayed or holder.kind != "slot-request"
+            self._add(max(holder.end_ns, wait.start_ns, self.start), wait)
+            if holder.kind == "fault":  # it delayed a step of this wait
+                self._taken.add(id(holder))
+                self._add(max(holder.start_ns, wait.start_ns, self.start), replace(holder, kind=wait.kind))
+            elif self._comes_late(holder, wait):
                 late = replace(holder, kind="fencing")
                 if self._add(max(wait.start_ns, self.start), late):
                     self._later[id(late)] = len(self._joins)
             else:
                 self._take(holder)
-            self._take_postponed(wait)
-            while self.at > max(wait.start_ns, self.start):
-                ended = [w for w in self._last_ended(_HELD_BY.get(wait.kind, ())) if _concerns(w, wait)]
-                chained = _latest(ended, holder)
-                if chained is None or chained.end_ns < self.at - NEAR_NS:
-                    chained = self._in_progress(wait)
-                if chained is None:
-                    break
-                self._add(max(chained.end_ns, wait.start_ns, self.start), wait)
-                self._take(chained)
-                self._take_postponed(wait)
-        pause = self._pause_of_judge(wait)
-        if pause is not None:
+        if (pause := self._pause_of_judge(wait)) is not None:
             self._add(max(pause.end_ns, self.start), wait)
             self._add(max(pause.start_ns, wait.start_ns, self.start), pause)
         elif (busy := self._busy_judge(wait)) is not None:
             judged = self._judged(wait)
             self._add(max(judged.start_ns + judged.budget_ns, wait.start_ns, self.start), busy)
-        elif wait.kind == "iteration":
-            self._take_pauses(wait)
-        elif wait.kind == "slot" and wait.outcome is Outcome.COMPLETED:
-            self._take_expired_requests(wait)
         self._add(max(wait.start_ns, self.start), wait)
 
     def _comes_late(self, loss: Wait, wait: Wait) -> bool:
@@ -237,42 +229,52 @@ class _Walk:
         noticed = loss.kind in _DETECTION and loss.start_ns < wait.start_ns
         return noticed and self.detected + NEAR_NS < wait.start_ns
 
-    def _holder(self, wait: Wait) -> Wait | None:
-        """Return the wait that delayed this one. None if this wait's own option ended it."""
-        if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
-            return self._hung_cancellation(wait)
-        if wait.kind == "slot" and wait.outcome is Outcome.EXPIRED:
+    def _holder(self, wait: Wait, *, delayed: bool) -> Wait | None:
+        """Return the wait that delayed this one: the last one that ended before the current point, among those that can. None if this wait's own
+        option or cause ended it. `delayed`: another wait delayed its end, so its own option did not end it."""
+        if wait.kind == "slot" and wait.outcome is Outcome.EXPIRED and not (delayed or is_slot_request(wait)):
             return None if wait is self.fatal else self._missing_taskmanager(wait)
-        if wait.who == EVERYTHING:
-            return self._started_again(wait)
-        if wait.outcome.belongs_to_option or wait.kind == "stalled":
-            return None
-        kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
+        if wait.who == EVERYTHING:  # the JobManager that was killed is back when it has started
+            back = [
+                w
+                for w in self.waits
+                if w.start_ns < self.at <= w.end_ns + EPSILON_NS and _starts_again(w, wait)
+            ]
+            return _latest(back, wait)
         ended = min(wait.end_ns, self.at)
-        since = wait.start_ns if wait.kind in _FROM_ITS_START else max(wait.start_ns, ended - NEAR_NS)
-        ended_in = slice(bisect_right(self._ends, since), bisect_right(self._ends, ended + EPSILON_NS))
-        inside = [
+        ended_in = slice(
+            bisect_right(self._ends, wait.start_ns), bisect_right(self._ends, ended + EPSILON_NS)
+        )
+        inside = [w for w in self.waits[ended_in] if id(w) not in self._taken and w.start_ns < self.at]
+        parts = [w for w in inside if _is_part(w, wait)]
+        if (wait.outcome.belongs_to_option or wait.kind == "stalled") and not delayed:
+            return _latest(parts, wait)
+        kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
+        since = wait.start_ns if wait.kind in _FROM_ITS_START else ended - NEAR_NS
+        near = [
             w
-            for w in self.waits[ended_in]
-            if id(w) not in self._taken
+            for w in inside
+            if w.end_ns > since
             and w.kind in kinds
             and w.kind != wait.kind
             and _caused(w)
             and _concerns(w, wait)
-            and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
+            and (not delayed or self._possible(w))
+            and (
+                wait.kind == "catch-up"
+                or w.kind == "slot-request"
+                or ended - w.start_ns > 2 * (ended - w.end_ns)
+            )
         ]
         # a wait whose end a busy process noticed late did not keep it busy
-        prompt = [w for w in inside if lateness_ns(w) == 0]
-        return _latest(prompt or inside, wait) or self._registered(wait)
-
-    def _started_again(self, stopped: Wait) -> Wait | None:
-        """Return the wait for the start of a JobManager that a fault had killed. The JobManager is available again after it."""
-        inside = [w for w in self._untaken() if w.start_ns < self.at <= w.end_ns + EPSILON_NS]
-        return _latest([w for w in inside if _starts_again(w, stopped)], stopped)
+        prompt = [w for w in near if lateness_ns(w) == 0]
+        came_ns = max((w.end_ns for w in near if w.kind in _STARTING), default=0)
+        delays = [w for w in near if w.kind == "slot-request" and w.end_ns >= came_ns - EPSILON_NS]
+        return _latest(delays or prompt or near or parts, wait)
 
     def _in_progress(self, wait: Wait) -> Wait | None:
         """Return what this wait waited for when an event interrupted it, if that is known."""
-        kinds = _INTERRUPTED.get(wait.kind, ())
+        kinds = frozenset(_HELD_BY.get(wait.kind, ())) - _NOT_INTERRUPTED - {"fencing"}
         coming = [w for w in self.waits if w.kind in kinds and w.start_ns < self.at < w.end_ns and _caused(w)]
         return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
@@ -367,14 +369,6 @@ class _Walk:
         own += [w for w in coming if (w.kind, w.what) == ("registration", RM_NAME)]
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 
-    def _registered(self, slots: Wait) -> Wait | None:
-        """Return the last registration with the JobMaster while it waited for slots. Only a TaskManager that offers it a slot registers, and
-        the offer follows the registration."""
-        if slots.kind != "slot":
-            return None
-        inside = [w for w in self._untaken() if slots.start_ns < w.end_ns <= self.at and _caused(w)]
-        return _latest([w for w in inside if (w.kind, w.what) == ("registration", JOBMASTER_NAME)], slots)
-
     def _untaken(self) -> list[Wait]:
         """Return the waits that are not part of the path."""
         return [w for w in self.waits if id(w) not in self._taken]
@@ -392,45 +386,6 @@ class _Walk:
             own, key=lambda w: (min(late_ns, w.end_ns - w.start_ns), w.who == EVERYTHING), default=None
         )
 
-    def _take_pauses(self, wait: Wait) -> None:
-        """Add the pauses of processes by faults, and the steps that a fault delayed, within a wait that consists of many steps. Each of these
-        steps needs every task."""
-        pauses = [w for w in self.waits if w.kind in ("stalled", "fault") and w.who == EVERYTHING]
-        for pause in sorted(pauses, key=lambda w: -w.end_ns):
-            if wait.start_ns < pause.end_ns and pause.start_ns < self.at:
-                self._add(max(min(pause.end_ns, self.at), self.start), wait)
-                held = pause if pause.kind == "stalled" else replace(pause, kind=wait.kind)
-                self._add(max(pause.start_ns, wait.start_ns, self.start), held)
-
-    def _take_postponed(self, slots: Wait) -> None:
-        """Add the delays of slot requests and slot allocations that ended just before the current point of a wait for slots."""
-        if slots.kind != "slot" or slots.outcome is not Outcome.COMPLETED:
-            return
-        while delays := [
-            w
-            for w in self.waits
-            if w.kind == "slot-request"
-            and w.outcome is Outcome.FIRED
-            and id(w) not in self._taken
-            and max(slots.start_ns, self.at - NEAR_NS) < w.end_ns <= self.at + EPSILON_NS
-            and w.start_ns < self.at
-        ]:
-            delay, holder = max(delays, key=lambda w: (w.end_ns, w.wait)), self._holder(slots)
-            if holder is not None and holder.kind in _STARTING and holder.end_ns > delay.end_ns + EPSILON_NS:
-                return  # the process came in between
-            self._add(max(delay.end_ns, self.start), slots)
-            self._take(delay)
-
-    def _take_expired_requests(self, slots: Wait) -> None:
-        """Add the requests for slots that expired while a job waited for its slots. Each was followed by the next request."""
-        since, until = slots.start_ns - EPSILON_NS, self.at + EPSILON_NS
-        inside = [w for w in self.waits if is_slot_request(w) and since <= w.start_ns and w.end_ns <= until]
-        for request in sorted(inside, key=lambda w: (-w.end_ns, w.wait)):
-            if request.start_ns < self.at:
-                self._add(max(request.end_ns, self.start), slots)
-                self._later[id(request)] = len(self._joins)
-                self._add(max(request.start_ns, slots.start_ns, self.start), request)
-
     def _busy_judge(self, wait: Wait) -> Wait | None:
         """Return the wait that shows what kept the JobManager's component busy when the option of `wait` expired, or the option of the loss
         that ended `wait`. A busy component notices the expiry late, and callers may have given up by then."""
@@ -443,32 +398,24 @@ class _Walk:
         asked = [w for w in asked if 2 * (min(w.end_ns, wait.end_ns) - max(w.start_ns, since)) > late_ns]
         return max(asked, key=lambda w: (bool(w.fault), w.end_ns - w.start_ns, w.wait), default=None)
 
-    def _hung_cancellation(self, wait: Wait) -> Wait | None:
-        """Return the cancellation of a task that hung until its TaskManager terminated itself. The loss of that TaskManager
-        then ended the cancellation of the region, `wait`."""
-        hung = [w for w in self._untaken() if w.kind == wait.kind and w.outcome is Outcome.EXPIRED]
-        inside = [w for w in hung if wait.start_ns <= w.start_ns and w.end_ns <= wait.end_ns]
-        return max(inside, key=lambda w: w.end_ns, default=None)
-
     def _before(self, current: Wait) -> Wait | None:
         """Return the wait that ended last before the current point, among those that `current` needed."""
         named = [w for i in current.after if (w := self._ids.get(i)) is not None and self._possible(w)]
         if not named and current.kind == "checkpoint":
             named = self._checkpoint_before(current)
         start = self.pieces[-1].wait if self.pieces else None
+        overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
+        current = start if overtaken and start else current
         named = named or [w for w in self.waits if start and _starts_again(start, w)]
         if named:
             return _latest(named, current)
         later_loss = current.kind == "replacement" and current.start_ns > self.start + EPSILON_NS
         later_loss = later_loss and abs(current.start_ns - self.detected) > EPSILON_NS  # not of this restart
-        overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
-        if overtaken and start and start.kind in _OF_SLOTS:
-            ended = self._last_ended(_needed(start.kind))
-            if ended and ended[0].end_ns >= self.at - TIE_NS:  # the step before the one that delayed it
-                return _latest(ended, start)
-        if current.kind not in _EVENTS and not later_loss and not overtaken:
+        if current.kind not in _EVENTS and not later_loss:
             asked = (current.kind, current.what) == ("registration", JOBMASTER_NAME)  # for a slot
-            return _latest(self._last_ended(_needed("slot" if asked else current.kind)), current)
+            ended = self._last_ended(_needed("slot" if asked else current.kind))
+            if not overtaken or (ended and ended[0].end_ns >= self.at - TIE_NS):
+                return _latest(ended, current)
         around = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
         during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
         if current.kind in _DETECTION and all(w.kind in _OF_SLOTS for w in during):
@@ -557,6 +504,20 @@ def _concerns(holder: Wait, wait: Wait) -> bool:
         return False
     producer = {"deployment": holder.what, "restore": holder.who}.get(holder.kind, wait.what)
     return wait.kind != "partition" or producer == wait.what
+
+
+def _is_part(holder: Wait, wait: Wait) -> bool:
+    """Whether one wait is a part of a longer one, whenever it ended: one of its requests, a step, or the task that kept it waiting."""
+    if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:  # the task that hung
+        return (
+            holder.kind == wait.kind
+            and holder.outcome is Outcome.EXPIRED
+            and wait.start_ns <= holder.start_ns
+        )
+    if wait.kind == "slot" and not is_slot_request(wait):  # only a TaskManager that offers a slot registers
+        asked = (holder.kind, holder.what) == ("registration", JOBMASTER_NAME) and _caused(holder)
+        return asked or (is_slot_request(holder) and wait.start_ns - EPSILON_NS <= holder.start_ns)
+    return wait.kind == "iteration" and holder.kind in ("stalled", "fault") and holder.who == EVERYTHING
 
 
 def _caused(wait: Wait) -> bool:

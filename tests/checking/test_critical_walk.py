@@ -343,8 +343,8 @@ def test_waits_that_ended_together_do_not_delay_each_other():
         ([wait("registration", 3, 4.75), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
         ([wait("registration", 4.55, 4.8), wait("slot", 1, 5)], [("connection", 1), ("slot", 3.55), ("registration", 0.25), ("slot", 0.2)]),
         ([wait("registration", 4.6, 4.8), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
-        ([wait("start", 2, 3), wait("registration", 3.25, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 1), ("start", 1), ("slot", 0.25), ("registration", 1.75)]),
-        ([wait("start", 2, 3), wait("registration", 3.251, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 2.251), ("registration", 1.749)]),
+        ([wait("start", 2, 3), wait("registration", 3.249, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 1), ("start", 1), ("slot", 0.249), ("registration", 1.751)]),
+        ([wait("start", 2, 3), wait("registration", 3.25, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 2.25), ("registration", 1.75)]),
         # what gives the JobMaster a slot registers there first, and then offers it
         ([wait("registration", 2, 3, what="JobMaster"), wait("slot", 1, 5)], [("connection", 1), ("slot", 1), ("registration", 1), ("slot", 2)]),
         ([wait("registration", 2, 3, what="ResourceManager"), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
