@@ -81,6 +81,7 @@ _BESIDE = frozenset({
 """The steps that a restart needs, all of them. Detections are not included: the first of several is enough."""
 _OF_SLOTS = frozenset({*_STARTING, "registration"})
 """The steps of a TaskManager until it is registered. A job with spare slots does not need it."""
+_BEFORE_SLOTS = frozenset({"cancellation", "fencing", "restart-delay"})
 _AFTER_SLOTS = _MUST_SUCCEED - {"slot"}
 
 
@@ -184,7 +185,7 @@ class _Walk:
                 self._add(max(last.start_ns, self.start), last)
             else:
                 self._take(current)
-            self._joins.append((self.at, _needed(current.kind)))
+            self._join(self.at, current, _needed(current.kind))
             before = self._before(current)
             if before is None:
                 self._fill(self.start)
@@ -192,11 +193,15 @@ class _Walk:
             self._fill(min(before.end_ns, self.at))
             current = before
 
+    def _join(self, at: int, wait: Wait, kinds: Collection[str]) -> None:
+        """Note that a wait needed others of these kinds. No TaskManager that comes is needed before slots are requested."""
+        self._joins.append((at, frozenset(kinds) - _OF_SLOTS if wait.kind in _BEFORE_SLOTS else kinds))
+
     def _take(self, wait: Wait) -> None:
         """Add to the path the wait from its start to the current point, with the waits that delayed it in between."""
         self._taken.add(id(wait))
         self._later[id(wait)] = len(self._joins)
-        self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
+        self._join(min(wait.end_ns, self.at), wait, _HELD_BY.get(wait.kind, ()))
         interrupted, delayed = wait.end_ns > self.at + EPSILON_NS, False
         while self.at > max(wait.start_ns, self.start):
             holder = self._holder(wait, delayed=delayed)

@@ -104,6 +104,22 @@ def test_the_slack_of_an_option_ends_where_another_wait_decides(other: Wait, sla
     assert found["slot"].slack_ns == -1  # no option ended it
 
 
+def test_a_taskmanager_that_comes_during_a_detection_is_needed_only_for_slots():
+    """Its process starts 0.5 s before the loss is known, and registers in the restart delay: the detection can be 1.5 s shorter."""
+    timeout = {"option": "heartbeat.timeout", "value": "2 s"}
+    waits = [
+        wait("heartbeat", 0, 2, Outcome.EXPIRED, **timeout),
+        wait("cancellation", 2, 2.01),
+        wait("restart-delay", 2, 4, Outcome.FIRED, **DELAY),
+        wait("replacement", 0, 0.5, Outcome.FIRED, option="replaceLost", value="500 ms"),
+        wait("start", 0.5, 1.5),
+        wait("registration", 1.5, 2.5),
+        wait("slot", 4, 4.2),
+    ]
+    found = {s.kind: s for s in segments(waits, 4.2, detected=2)}
+    assert [found[kind].slack_ns / SECOND for kind in ("heartbeat", "restart-delay")] == [1.5, 1.5]
+
+
 def test_slots_are_put_off_by_two_options_before_and_after_a_taskmanager_registers():
     """The JobMaster requests them, the one that is missing is free when a TaskManager has registered, and that registers with the
     JobMaster before it offers the slot."""
