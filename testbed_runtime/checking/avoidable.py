@@ -11,7 +11,7 @@ from testbed_runtime.checking.common import Entry, options
 from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
-from testbed_runtime.checking.heldmessages import keeps_silent
+from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
 from testbed_runtime.checking.lasting import each_segment, with_slack
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.waits import LOSSES
@@ -35,6 +35,7 @@ _REFUSING = ("network.reset", "network.half-open")
 _JOBMANAGER_KILL, _JOBMANAGER_PAUSE = "jobmanager.kill", "jobmanager.pause"
 _MUTED = "heartbeats.mute"
 """Checkpoints complete while it lasts."""
+_LATENCY = "network.latency"
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
@@ -185,6 +186,8 @@ class _Ends:
         at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
         silent = [e for e in self.effects if keeps_silent(e, lost, self.planes)]
+        if not silent:
+            return self._answered(lost)
         ends = [self._ended_by_itself(e) for e in silent]
         known = [end for end in ends if end is not None]
         back = max(known, default=0)
@@ -197,6 +200,12 @@ class _Ends:
         since = min(begun, default=wait.start_ns)
         repeated = any(not e.kind.endswith(".pause") for e in silent)
         return back - since + (self.interval_ns if repeated else 0)
+
+    def _answered(self, lost: Wait) -> int | None:
+        """Return how long a heartbeat is missing that only comes late: the next request is delayed, and then its answer."""
+        late = [e for e in self.effects if e.kind == _LATENCY and not e.on_data_alone and acts_on(e, lost)]
+        needed = self.interval_ns + 2 * sum(self.delays[e.fault] for e in late)
+        return None if not late or self._dead(lost.what, lost.start_ns + needed) else needed
 
     def _checkpoint_expires(self, lost: Wait, until_ns: int) -> bool:
         """Return whether a checkpoint that this loss ended would have expired before, and failed the job."""

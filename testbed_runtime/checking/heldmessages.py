@@ -103,7 +103,12 @@ def keeps_silent(effect: FaultEffect, loss: Wait, planes: Mapping[str, str]) -> 
     """Return whether this fault kept the lost TaskManager silent for at least half of the wait, because it paused, muted or cut off the
     TaskManager. A kill does not count: a killed process does not come back."""
     cuts = effect.hides_link and planes.get(effect.fault, PLANES[0]) != PLANES[0]
-    if effect.injected_ns is None or not (cuts or effect.kind in _NO_ANSWER):
+    return (cuts or effect.kind in _NO_ANSWER) and acts_on(effect, loss)
+
+
+def acts_on(effect: FaultEffect, loss: Wait) -> bool:
+    """Return whether this fault acted on the lost TaskManager, or on its link to the JobManager, for at least half of the wait."""
+    if effect.injected_ns is None:
         return False
     ends = {_ordinal(loss), JOBMANAGER, ANYBODY, ""}
     lasted = min(effect.ended_ns or loss.end_ns, loss.end_ns) - max(effect.begun_ns, loss.start_ns)

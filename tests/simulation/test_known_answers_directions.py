@@ -40,8 +40,10 @@ KILLED = fault("kill", "1 s", SOURCE, at="500 ms", **KILL)
 STORE = fault("slow", "12 s", ALL, store={"slow": {"delay": "8 s"}})
 SLOW = fault("slow", "8 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "5 s"}})
 JOBMANAGER_GC = fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})
-CUT = fault("cut", "25 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy", network={"partition": {}})
-RPC_CUT = fault("cut", "6 s", {"taskManagers": {"names": ["tm-0"]}}, plane="rpc", network={"partition": {}})
+TM_0 = {"taskManagers": {"names": ["tm-0"]}}
+CUT = fault("cut", "25 s", TM_0, at="deploy", network={"partition": {}})
+RPC_CUT = fault("cut", "6 s", TM_0, plane="rpc", network={"partition": {}})
+FAR = {"network": {"latency": {"delay": "3 s", "mode": "one-way"}}}
 PATIENT = {"heartbeat.interval": "1 s"}
 UNTOLERANT = {"execution.checkpointing.tolerable-failed-checkpoints": "0"}
 
@@ -84,6 +86,8 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         ),
         # neither hears the other. What the TaskManager lost first, its answer 0.9 s after the beginning, is sent again 6.7 s later
         (case("cut", RPC_CUT), HEARTBEAT, "5 s", 8.7),
+        # the next request comes 0.9 s after the beginning, and it and its answer take 3 s each
+        (case("far", fault("far", "20 s", TM_0, plane="rpc", **FAR)), HEARTBEAT, "5 s", 7.0),
         # each attempt of a producer registers 6 s late; budgets of 0.1 + 0.2 + … s
         (case("late", LATE, KILLED, version="1.18"), BACKOFF, "1000", 6.0),
         (case("late-2", LATE, KILLED, version="1.12"), BACKOFF, "2000", 6.0),
