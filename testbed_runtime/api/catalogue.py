@@ -14,6 +14,7 @@ from msgspec import Struct
 from testbed_runtime.core.options import (
     ALIASES,
     BY_KEY,
+    HEAP_MB,
     MAX_TCP_CONNECTIONS,
     OWN_PREFIX,
     REQUIRED_PER_GATE,
@@ -42,21 +43,20 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.memory.managed.consumer-weights", "", "1.12"),
     KnownKey("taskmanager.memory.framework.off-heap.batch-shuffle.size", "64 mb", "1.13"),
     KnownKey("taskmanager.network.numberOfBuffers", "2048", "0.6", "1.9"),
-    KnownKey("taskmanager.network.netty.num-arenas", "-1", "", "2.0"),
-    KnownKey("taskmanager.network.netty.server.numThreads", "-1", "", "2.0"),
-    KnownKey("taskmanager.network.netty.client.numThreads", "-1", "", "2.0"),
-    KnownKey("taskmanager.network.netty.server.backlog", "0", "", "2.0"),
-    KnownKey("taskmanager.network.netty.transport", "auto", "", "2.0"),
+    KnownKey("taskmanager.network.netty.num-arenas", "-1", "", "2.0", ("taskmanager.net.num-arenas",)),
+    KnownKey("taskmanager.network.netty.server.numThreads", "-1", "", "2.0", ("taskmanager.net.server.numThreads",)),
+    KnownKey("taskmanager.network.netty.client.numThreads", "-1", "", "2.0", ("taskmanager.net.client.numThreads",)),
+    KnownKey("taskmanager.network.netty.server.backlog", "0", "", "2.0", ("taskmanager.net.server.backlog",)),
+    KnownKey("taskmanager.network.netty.transport", "auto", "", "2.0", ("taskmanager.net.transport",)),
     KnownKey("taskmanager.network.netty.client.tcp.keepIdleSec", "", "1.18"),
     KnownKey("taskmanager.network.netty.client.tcp.keepIntervalSec", "", "1.18"),
     KnownKey("taskmanager.network.netty.client.tcp.keepCount", "", "1.18"),
     KnownKey("taskmanager.network.compression.codec", "LZ4", "1.10"),
-    KnownKey("taskmanager.network.batch-shuffle.compression.enabled", "true", "1.15"),
-    KnownKey("taskmanager.network.blocking-shuffle.compression.enabled", "true", "1.10", "1.20"),
+    KnownKey("taskmanager.network.batch-shuffle.compression.enabled", "true", "1.16", "2.0", ("taskmanager.network.blocking-shuffle.compression.enabled",)),
     KnownKey("taskmanager.network.detailed-metrics", "false", "1.3"),
     KnownKey("taskmanager.network.bind-policy", "ip", "1.7"),
-    KnownKey("taskmanager.network.adaptive-partitioner.enabled", "false", "2.1"),
-    KnownKey("taskmanager.network.adaptive-partitioner.max-traverse-size", "4", "2.1"),
+    KnownKey("taskmanager.network.adaptive-partitioner.enabled", "false", "2.3"),
+    KnownKey("taskmanager.network.adaptive-partitioner.max-traverse-size", "4", "2.3"),
     KnownKey("taskmanager.data.port", "0", "0.6"),
     KnownKey("taskmanager.data.bind-port", "", "1.11"),
     KnownKey("taskmanager.rpc.port", "0"),
@@ -64,11 +64,11 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.host", ""),
     KnownKey("taskmanager.bind-host", "", "1.11"),
     KnownKey("taskmanager.exit-on-fatal-akka-error", "false", "", "2.0"),
-    KnownKey("taskmanager.debug.memory.log", "false"),
-    KnownKey("taskmanager.runtime.fs-timeout", "0", "", "2.0"),
+    KnownKey("taskmanager.debug.memory.log", "false", "", "", ("taskmanager.debug.memory.startLogThread",)),
+    KnownKey("taskmanager.runtime.fs-timeout", "0", "", "", ("taskmanager.runtime.fs_timeout",)),
     KnownKey("taskmanager.jvm-exit-on-oom", "false"),
-    KnownKey("task.cancellation.interval", "30 s"),
-    KnownKey("task.cancellation.timers.timeout", "7.5 s"),
+    KnownKey("task.cancellation.interval", "30 s", "", "", ("task.cancellation-interval",)),
+    KnownKey("task.cancellation.timers.timeout", "7.5 s", "", "", ("timerservice.exceptional.shutdown.timeout",)),
     KnownKey("jobmanager.rpc.address", ""),
     KnownKey("jobmanager.rpc.port", "6123"),
     KnownKey("jobmanager.rpc.bind-port", "", "1.11"),
@@ -79,13 +79,13 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("jobmanager.memory.off-heap.size", "128 mb", "1.11"),
     KnownKey("jobmanager.memory.jvm-metaspace.size", "256 mb", "1.11"),
     KnownKey("jobmanager.memory.jvm-overhead.fraction", "0.1", "1.11"),
-    KnownKey("jobmanager.execution.attempts-history-size", "16"),
+    KnownKey("jobmanager.execution.attempts-history-size", "16", "", "", ("job-manager.max-attempts-history-size",)),
     KnownKey("jobmanager.archive.fs.dir", ""),
     KnownKey("jobmanager.scheduler", "default", "1.13"),
     KnownKey("jobmanager.adaptive-scheduler.resource-wait-timeout", "5 min", "1.13"),
     KnownKey("jobmanager.adaptive-scheduler.resource-stabilization-timeout", "10 s", "1.13"),
-    KnownKey("jobmanager.future-pool.size", "", "1.16"),
-    KnownKey("jobmanager.io-pool.size", "", "1.16"),
+    KnownKey("jobmanager.future-pool.size", ""),
+    KnownKey("jobmanager.io-pool.size", ""),
     KnownKey("pekko.lookup.timeout", "10 s", "1.18", "", ("akka.lookup.timeout",)),
     KnownKey("pekko.framesize", "10485760b", "1.18", "", ("akka.framesize",)),
     KnownKey("pekko.retry-gate-closed-for", "50", "1.18", "", ("akka.retry-gate-closed-for",)),
@@ -95,42 +95,42 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("pekko.fork-join-executor.parallelism-factor", "2.0", "1.18", "", ("akka.fork-join-executor.parallelism-factor",)),
     KnownKey("pekko.fork-join-executor.parallelism-min", "8", "1.18", "", ("akka.fork-join-executor.parallelism-min",)),
     KnownKey("pekko.fork-join-executor.parallelism-max", "64", "1.18", "", ("akka.fork-join-executor.parallelism-max",)),
-    KnownKey("akka.startup-timeout", "", "", "2.0"),
+    KnownKey("pekko.startup-timeout", "", "1.18", "", ("akka.startup-timeout",)),
     KnownKey("akka.client.timeout", "60 s", "", "2.0"),
     KnownKey("web.timeout", "10 min"),
-    KnownKey("web.refresh-interval", "3000"),
-    KnownKey("rest.port", "8081"),
+    KnownKey("web.refresh-interval", "3000", "", "", ("jobmanager.web.refresh-interval",)),
+    KnownKey("rest.port", "8081", "", "", ("web.port", "jobmanager.web.port")),
     KnownKey("rest.address", ""),
     KnownKey("rest.bind-port", "8081"),
-    KnownKey("rest.bind-address", ""),
+    KnownKey("rest.bind-address", "", "", "", ("web.address", "jobmanager.web.address")),
     KnownKey("slot.idle.timeout", "50 s"),
-    KnownKey("slotmanager.number-of-slots.min", "0", "1.20"),
+    KnownKey("slotmanager.number-of-slots.min", "0", "1.19"),
     KnownKey("slotmanager.number-of-slots.max", "", "1.11"),
     KnownKey("slotmanager.redundant-taskmanager-num", "0", "1.12"),
-    KnownKey("resourcemanager.taskmanager-timeout", "30 s"),
-    KnownKey("resourcemanager.taskmanager-registration.timeout", "5 min", "1.17"),
+    KnownKey("resourcemanager.taskmanager-timeout", "30 s", "", "", ("slotmanager.taskmanager-timeout",)),
+    KnownKey("resourcemanager.taskmanager-registration.timeout", "5 min"),
     KnownKey("resourcemanager.job.timeout", "5 min"),
     KnownKey("resourcemanager.start-worker.retry-interval", "3 s", "1.13"),
     KnownKey("parallelism.default", "1"),
     KnownKey("pipeline.max-parallelism", "-1", "1.10"),
-    KnownKey("pipeline.operator-chaining.enabled", "true", "1.10", "", ("pipeline.operator-chaining",)),
+    KnownKey("pipeline.operator-chaining.enabled", "true", "1.18", "", ("pipeline.operator-chaining",)),
     KnownKey("pipeline.auto-watermark-interval", "200 ms", "1.10"),
     KnownKey("pipeline.name", "", "1.12"),
     KnownKey("execution.runtime-mode", "STREAMING", "1.12"),
     KnownKey("execution.batch-shuffle-mode", "ALL_EXCHANGES_BLOCKING", "1.14"),
     KnownKey("execution.checkpointing.unaligned.forced", "false", "1.13"),
     KnownKey("execution.checkpointing.unaligned.max-subtasks-per-channel-state-file", "5", "1.17"),
-    KnownKey("execution.checkpointing.dir", "", "1.20", "", ("state.checkpoints.dir",)),
-    KnownKey("execution.checkpointing.savepoint-dir", "", "1.20", "", ("state.savepoints.dir",)),
+    KnownKey("execution.checkpointing.dir", "", "1.20", "", ("state.checkpoints.dir", "state.backend.fs.checkpointdir")),
+    KnownKey("execution.checkpointing.savepoint-dir", "", "1.20", "", ("state.savepoints.dir", "savepoints.state.backend.fs.dir")),
     KnownKey("execution.checkpointing.storage", "", "1.20", "", ("state.checkpoint-storage",)),
     KnownKey("state.backend.rocksdb.memory.high-prio-pool-ratio", "0.1", "1.10"),
     KnownKey("state.backend.rocksdb.localdir", ""),
     KnownKey("state.backend.rocksdb.timer-service.factory", "ROCKSDB", "1.8"),
     KnownKey("state.backend.rocksdb.predefined-options", "DEFAULT"),
-    KnownKey("state.storage.fs.memory-threshold", "20 kb", "", "", ("state.backend.fs.memory-threshold",)),
-    KnownKey("state.storage.fs.write-buffer-size", "4096", "", "", ("state.backend.fs.write-buffer-size",)),
-    KnownKey("high-availability.storageDir", ""),
-    KnownKey("high-availability.cluster-id", "/default"),
+    KnownKey("execution.checkpointing.data-inline-threshold", "20 kb", "1.20", "", ("state.storage.fs.memory-threshold", "state.backend.fs.memory-threshold")),
+    KnownKey("execution.checkpointing.write-buffer-size", "4096", "1.20", "", ("state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size")),
+    KnownKey("high-availability.storageDir", "", "", "", ("high-availability.zookeeper.storageDir", "recovery.zookeeper.storageDir")),
+    KnownKey("high-availability.cluster-id", "/default", "", "", ("high-availability.zookeeper.path.namespace", "recovery.zookeeper.path.namespace")),
     KnownKey("kubernetes.cluster-id", "", "1.10"),
     KnownKey("kubernetes.namespace", "default", "1.10"),
     KnownKey("kubernetes.container.image.ref", "", "1.17", "", ("kubernetes.container.image",)),
@@ -140,7 +140,7 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("metrics.system-resource", "false"),
     KnownKey("blob.server.port", "0"),
     KnownKey("blob.fetch.retries", "5"),
-    KnownKey("io.tmp.dirs", ""),
+    KnownKey("io.tmp.dirs", "", "", "", ("taskmanager.tmp.dirs",)),
     KnownKey("env.java.opts.all", "", "1.17", "", ("env.java.opts",)),
     KnownKey("env.java.opts.taskmanager", ""),
     KnownKey("env.java.opts.jobmanager", ""),
@@ -237,7 +237,7 @@ def edits(a: str, b: str) -> int:
     return row[-1]
 
 
-_NOT_READ_BY_2 = ("security.ssl.enabled", "jobmanager.heap.size", "taskmanager.heap.size")
+_NOT_READ_BY_2 = ("security.ssl.enabled", "jobmanager.heap.size", "taskmanager.heap.size", HEAP_MB)
 """Older names of options that Flink 2 does not read. It reads all other older names, as deprecated keys."""
 
 
@@ -253,7 +253,7 @@ def _note(key: str, canonical: str, since: str, removed: str, flink_version: str
     if since and number(since) > number(flink_version):
         return f"{key} came with Flink {since}; {flink_version} does not know it"
     if removed and number(removed) <= number(flink_version):
-        return f"{key} was removed in Flink {removed}; {flink_version} has a fixed value instead, but here the key still has its effect"
+        return f"{key} was removed in Flink {removed}; {flink_version} does not read it, but here the key still has its effect"
     if key != canonical and number(flink_version) >= (2, 0):
         if key in _NOT_READ_BY_2:
             effect = ", but here the key still has its effect" if canonical in BY_KEY else ""
@@ -268,7 +268,8 @@ def value_problem(option: Option, value: str, version: str = LATEST) -> str:
         parsed = option.parse(value, version)
     except ValueError as error:
         if option.in_millis(version):
-            return f"{value!r} is not a duration: write whole milliseconds, as in {option.default!r}"
+            default = option.written(option.default_in(version), version)
+            return f"{value!r} is not a duration: write whole milliseconds, as in {default!r}"
         return str(error)
     least = _LEAST.get(option.key)
     if least is not None and float(parsed) < least:

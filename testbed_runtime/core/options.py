@@ -43,6 +43,8 @@ LONGS = "1.19"
 """The last version in which several durations are whole milliseconds (FLINK-35359)."""
 OWN_PREFIX = "headgate."
 """Headgate's own keys; an unknown one is always an error."""
+HEAP_MB = "taskmanager.heap.mb"
+"""An older name of an option for a memory size, whose value is a number of megabytes."""
 EXCLUSIVE_BUFFERS = "taskmanager.network.memory.buffers-per-channel"
 FLOATING_BUFFERS = "taskmanager.network.memory.floating-buffers-per-gate"
 REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"
@@ -108,7 +110,7 @@ class Option(Struct, frozen=True):
 EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.memory.segment-size", "memory", "32 kb", "Size of a network buffer."),
     Option("taskmanager.memory.process.size", "memory", "1728 mb", "Memory of a TaskManager's process. The default is that of Flink's shipped configuration; it is used if no other size is set.", since="1.10"),
-    Option("taskmanager.memory.flink.size", "memory", "", "Total Flink memory: the process without JVM metaspace and overhead.", aliases=("taskmanager.heap.size",), since="1.10"),
+    Option("taskmanager.memory.flink.size", "memory", "", "Total Flink memory: the process without JVM metaspace and overhead.", aliases=("taskmanager.heap.size", HEAP_MB), since="1.10"),
     Option("taskmanager.memory.network.fraction", "double", "0.1", "Share of Flink memory for network buffers.", aliases=("taskmanager.network.memory.fraction",), since="1.10"),
     Option("taskmanager.memory.network.min", "memory", "64 mb", "Minimum network memory.", aliases=("taskmanager.network.memory.min",), since="1.10"),
     Option("taskmanager.memory.network.max", "memory", "9223372036854775807 b", "Maximum network memory.", until=(("1.16", "1 gb"),), aliases=("taskmanager.network.memory.max",), since="1.10"),
@@ -136,14 +138,14 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.memory.buffer-debloat.period", "duration", "200 ms", "Time between two calculations of the buffer size.", until=(("1.14", "500 ms"),), since="1.14"),
     Option("taskmanager.network.memory.buffer-debloat.samples", "integer", "20", "Number of calculations of the buffer size that are averaged.", since="1.14"),
     Option("taskmanager.network.memory.buffer-debloat.threshold-percentages", "integer", "25", "Changes of the buffer size below this percentage are not announced.", until=(("1.14", "50"),), since="1.14"),
-    Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",), since=BUFFERS_TIMEOUT_RENAMED.since),
+    Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",), since=BUFFERS_TIMEOUT_RENAMED.since, millis_until=LONGS),
     Option("taskmanager.network.request-backoff.initial", "duration", "100", "First backoff of a partition request, in milliseconds.", aliases=("taskmanager.net.request-backoff.initial",), since="1.3", millis_until=LATEST),
     Option("taskmanager.network.request-backoff.max", "duration", "10000", "Maximum backoff, in milliseconds. From 1.19 on it limits the retriggers of remote channels.", aliases=("taskmanager.net.request-backoff.max",), since="1.3", millis_until=LATEST),
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19).", since="1.19"),
     Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first.", since="1.12"),
     Option(MAX_TCP_CONNECTIONS, "integer", "1", "Most TCP connections for data from one TaskManager to another; before 1.15, each exchange has its own.", since=ONE_CONNECTION.since, removed="2.0"),
     Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds.", aliases=("taskmanager.net.client.connectTimeoutSec",)),
-    Option("taskmanager.network.netty.sendReceiveBufferSize", "memory", "0 b", "Size of the send and receive buffers of a data socket; 0: the default of the operating system. No effect in virtual time.", aliases=("taskmanager.net.sendReceiveBufferSize",), removed="2.0"),
+    Option("taskmanager.network.netty.sendReceiveBufferSize", "integer", "0", "Size of the send and receive buffers of a data socket in bytes; 0: the default of the operating system. No effect in virtual time.", aliases=("taskmanager.net.sendReceiveBufferSize",), removed="2.0"),
     Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection open after its last channel.", since="1.15"),
     Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",), since="1.5", removed="1.10"),
     Option("security.ssl.internal.enabled", "boolean", "false", "TLS between TaskManagers, on the data port; both ends show the certificate of the testbed. RPC stays HTTP with a token. No effect in virtual time.", aliases=("security.ssl.enabled",), since="1.6"),
@@ -160,11 +162,11 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.checkpointing.min-pause", "duration", "0 ms", "Minimum pause between checkpoints."),
     Option("execution.checkpointing.max-concurrent-checkpoints", "integer", "1", "Maximum concurrent checkpoints."),
     Option("execution.checkpointing.mode", "string", "EXACTLY_ONCE", "`EXACTLY_ONCE` aligns barriers, `AT_LEAST_ONCE` does not.", choices=("EXACTLY_ONCE", "AT_LEAST_ONCE")),
-    Option("execution.checkpointing.unaligned.enabled", "boolean", "false", "Barriers overtake data, which becomes part of the checkpoint.", aliases=("execution.checkpointing.unaligned",), since="1.11"),
+    Option("execution.checkpointing.unaligned.enabled", "boolean", "false", "Barriers overtake data, which becomes part of the checkpoint.", aliases=("execution.checkpointing.unaligned",), since="1.17"),
     Option("execution.checkpointing.aligned-checkpoint-timeout", "duration", "0 ms", "Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start.", aliases=("execution.checkpointing.alignment-timeout",), since="1.14"),
     Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints that are tolerated before the job fails."),
-    Option("execution.checkpointing.checkpoints-after-tasks-finish", "boolean", "true", "Take checkpoints after some tasks have finished; a bounded source then waits for a final one. No effect before 1.14.", until=(("1.14", "false"),), aliases=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",), since="1.14"),
-    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay"), synonyms=(("disable", "none"), ("off", "none"), ("fixeddelay", "fixed-delay"), ("failurerate", "failure-rate"), ("exponentialdelay", "exponential-delay"))),
+    Option("execution.checkpointing.checkpoints-after-tasks-finish", "boolean", "true", "Take checkpoints after some tasks have finished; a bounded source then waits for a final one. No effect before 1.14.", until=(("1.14", "false"),), aliases=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",), since="1.20"),
+    Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), since="1.17", choices=("none", "fixed-delay", "failure-rate", "exponential-delay"), synonyms=(("disable", "none"), ("off", "none"), ("fixeddelay", "fixed-delay"), ("failurerate", "failure-rate"), ("exponentialdelay", "exponential-delay"))),
     Option("jobmanager.execution.failover-strategy", "string", "region", "`region`: a failure restarts the region of the failed task, and those that depend on it. `full`: it restarts all tasks.", choices=("region", "full")),
     Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Until 1.18, unlimited if `restart-strategy.type` is unset."),
     Option("restart-strategy.fixed-delay.delay", "duration", "1 s", "Delay before a restart."),
@@ -196,7 +198,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("slot.request.max-interval", "duration", "20 ms", "Time from the last change of the slots that a job requires until the JobMaster requests them (from 2.0).", until=(("1.20", "0 ms"),), since="2.0"),
     Option("slotmanager.requirement-check.delay", "duration", "50 ms", "Time from a change of the slots, or of those that a job requires, until the ResourceManager allocates slots (from 1.16). Changes during this time do not extend it.", until=(("1.15", "0 ms"),), since="1.16"),
     Option(STANDALONE_START_UP, "duration", "0 ms", "A standalone ResourceManager that has run for this long fails requests for more slots than are free at once (from 1.13). 0: it never does, as an active ResourceManager. That is Headgate's default; that of a standalone Flink is `slot.request.timeout`.", since="1.9", millis_until=LONGS),
-    Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks.", since="1.10"),
+    Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks. Flink 2 has only `taskmanager.load-balance.mode`.", since="1.10", removed="2.0"),
     Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager.", millis_until=LONGS),
     Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round.", aliases=("jobmanager.web.backpressure.num-samples",), removed="1.13"),
@@ -206,7 +208,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.checkpointing.num-retained", "integer", "2", "Completed checkpoints that a job keeps in its store. Flink's default is 1, which also counts if the value is less than 1. Headgate's default is 2.", aliases=("state.checkpoints.num-retained",), since="1.20"),
     Option("execution.state-recovery.path", "string", "", "Folder files/<trial> of a kept checkpoint from which the job starts. For a run in a cluster, use `headgate run --from-checkpoint`, which copies the checkpoint there.", aliases=("execution.savepoint.path",), since="1.20"),
     Option("execution.checkpointing.incremental", "boolean", "false", "Store only the files that no earlier checkpoint has stored (rocksdb).", aliases=("state.backend.incremental",), since="1.20"),
-    Option("state.backend.type", "string", "hashmap", "Keyed state: in memory, or in sorted files on the TaskManager's disk.", aliases=("state.backend",), choices=("hashmap", "rocksdb")),
+    Option("state.backend.type", "string", "hashmap", "Keyed state: in memory, or in sorted files on the TaskManager's disk.", aliases=("state.backend",), choices=("hashmap", "rocksdb"), since="1.17"),
     Option("state.backend.rocksdb.memory.managed", "boolean", "true", "The stores of a slot share its managed memory; false: each has 64 mb of write buffers and 8 mb of cache.", since="1.10"),
     Option("state.backend.rocksdb.memory.write-buffer-ratio", "double", "0.5", "Share of that memory for write buffers; the rest caches blocks of files.", since="1.10"),
     Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time.", until=(("1.12", "1"),), since="1.8"),
@@ -245,6 +247,11 @@ def unknown_version(path: str, version: object) -> UserError:
     return UserError(path, f"{version!r} is not a known version of Flink", hint)
 
 
+def value_of(key: str, text: str) -> str:
+    """Return a value that is written under a name of an option as its newest name has it."""
+    return f"{text} mb" if key == HEAP_MB and is_bare(text) else text
+
+
 def _counting(key: str, configuration: Mapping[str, str], flink_version: str) -> str:
     """Return the name whose value counts if a configuration has several of an option: that of this version, then the newest, then the
     older ones in their order (Configuration.getRawValueFromOption)."""
@@ -263,8 +270,9 @@ class Options:
             raise unknown_version("flinkVersion", flink_version)
         self.flink_version = flink_version
         self._values = {
-            ALIASES.get(key, key): configuration[_counting(key, configuration, flink_version)]
+            ALIASES.get(key, key): value_of(name, configuration[name])
             for key in configuration
+            for name in (_counting(key, configuration, flink_version),)
         }
         self._parsed: dict[str, Any] = {}
 

@@ -90,7 +90,7 @@ def _network(config: ProcessConfig, options: Options) -> TcpNetwork:
         if not config.certificate_file:
             raise UserError("certificate_file", "is not set", f"{INTERNAL} needs the testbed's certificate")
         tls = DataTls.load(config.certificate_file, settings)
-    return TcpNetwork(options.memory("taskmanager.network.netty.sendReceiveBufferSize"), tls=tls)
+    return TcpNetwork(options.integer("taskmanager.network.netty.sendReceiveBufferSize"), tls=tls)
 
 
 def _local_folder(config: ProcessConfig) -> Path:

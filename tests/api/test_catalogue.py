@@ -93,6 +93,7 @@ def test_a_typo_is_reported_with_the_key_that_was_meant(key, meant):
         ("taskmanager.net.client.connectTimeoutSec", "taskmanager.network.netty.client.connectTimeoutSec"),
         ("taskmanager.net.sendReceiveBufferSize", "taskmanager.network.netty.sendReceiveBufferSize"),
         ("taskmanager.heap.size", "taskmanager.memory.flink.size"),
+        ("taskmanager.heap.mb", "taskmanager.memory.flink.size"),
         ("jobmanager.web.backpressure.refresh-interval", "web.backpressure.refresh-interval"),
     ],
 )
@@ -178,3 +179,45 @@ def test_an_alias_that_the_version_no_longer_reads_says_so():
     assert note("1.20") == ""
     removed = "security.ssl.enabled was removed in Flink 2.0; 2.x reads only security.ssl.internal.enabled"
     assert note("2.x") == removed + ", but here the key still has its effect"
+
+
+@pytest.mark.parametrize(
+    ("key", "canonical"),
+    [
+        ("task.cancellation-interval", "task.cancellation.interval"),
+        ("taskmanager.runtime.fs_timeout", "taskmanager.runtime.fs-timeout"),
+        ("akka.startup-timeout", "pekko.startup-timeout"),
+        ("taskmanager.network.blocking-shuffle.compression.enabled", "taskmanager.network.batch-shuffle.compression.enabled"),
+    ],
+)  # fmt: skip
+def test_an_older_name_of_an_option_without_effect_is_no_typo(key, canonical):
+    """Flink reads it as a deprecated key."""
+    judgement = judge(key, "1.20")
+    assert (judgement.standing, judgement.canonical) == (Standing.WITHOUT_EFFECT, canonical)
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "older"),
+    [
+        ("restart-strategy.type", "1.16", "restart-strategy"),
+        ("state.backend.type", "1.16", "state.backend"),
+        ("execution.checkpointing.unaligned.enabled", "1.16", "execution.checkpointing.unaligned"),
+        ("execution.checkpointing.checkpoints-after-tasks-finish", "1.19", "execution.checkpointing.checkpoints-after-tasks-finish.enabled"),
+    ],
+)  # fmt: skip
+def test_a_name_that_a_version_does_not_read_yet_is_noted(key, version, older):
+    """The next version reads both."""
+    assert f"{version} ignores it and reads {older}" in judge(key, version).note
+    minor = int(version[2:]) + 1
+    assert judge(key, f"1.{minor}").note == judge(older, f"1.{minor}").note == ""
+
+
+def test_a_value_that_an_older_version_cannot_convert_is_doubted_or_refused():
+    """A count of bytes until 1.20, and of milliseconds until 1.19."""
+    size = BY_KEY["taskmanager.network.netty.sendReceiveBufferSize"]
+    assert "is not an integer" in value_problem(size, "64 kb", "1.20")
+    assert value_problem(size, "65536", "1.20") == ""
+    timeout = BY_KEY["taskmanager.network.memory.buffers-request-timeout"]
+    assert "write '30000'" in value_doubt(timeout, "30 s", "1.19")
+    assert value_doubt(timeout, "30 s", "1.20") == ""
+    assert "as in '30000'" in value_problem(timeout, "soon", "1.19")

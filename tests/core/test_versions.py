@@ -130,3 +130,16 @@ def test_an_unknown_version_is_refused_with_the_nearest():
     """Options name the version to write instead."""
     with pytest.raises(UserError, match=r"the nearest is '1\.12'"):
         Options({}, flink_version="1.9")
+
+
+@pytest.mark.parametrize(
+    ("configuration", "size"),
+    [
+        ({"taskmanager.heap.mb": "1024"}, 2**30),
+        ({"taskmanager.heap.mb": "1024", "taskmanager.heap.size": "2 gb"}, 2**31),
+        ({"taskmanager.heap.mb": "1024", "taskmanager.memory.flink.size": "3 gb"}, 3 * 2**30),
+    ],
+)
+def test_the_oldest_name_of_flinks_memory_is_in_megabytes(configuration, size):
+    """MemoryBackwardsCompatibilityUtils: taskmanager.heap.size counts before it, and the newest name before both."""
+    assert Options(configuration, flink_version="1.20").memory("taskmanager.memory.flink.size") == size

@@ -15,9 +15,10 @@ from testbed_runtime.core.job.keygroups import (
     compute_default_max_parallelism,
     group_range,
 )
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import EFFECTIVE, HEAP_MB, OWN_PREFIX, Options
 from testbed_runtime.core.processmemory import NETWORK, OVERHEAD, PREFIX
 from testbed_runtime.core.values import NS, PARSERS, parse_duration
+from testbed_runtime.core.versions import number
 from testbed_runtime.workload.keys import murmur_hashes
 from tests.api.test_flinkconf import PLAIN
 from tests.core.test_processmemory import VECTORS, as_flink_names_it, as_flink_said_it
@@ -61,6 +62,25 @@ FLINK_CONFS = (
     "a.b: 1 # a note\na.b: 2#b\nc:3\nd : 4\n e:  'x y' \n",
     'a: b: c\nf=g\nh: \n--- \ni: &j 5\nk:l: "m"\r\nn:\t7\no: \tp',
 )
+
+OTHER_JARS = ("high-availability.kubernetes.", "state.backend.rocksdb.")
+READ_BY_HAND = {"security.ssl.enabled", "taskmanager.heap.size", HEAP_MB}
+"""Older names that are not deprecated keys of Flink's options: its code reads them."""
+OWN_DEFAULTS = (
+    "taskmanager.memory.process.size", "execution.checkpointing.num-retained", "cluster.evenly-spread-out-slots",
+    "resourcemanager.standalone.start-up-time",
+)  # fmt: skip
+"""Options whose default differs on purpose, as docs/options.md says."""
+DEFAULTS_IN_CODE = (
+    "restart-strategy.type",
+    "state.backend.type",
+    "execution.checkpointing.interval",
+    "taskmanager.cpu.cores",
+)
+"""Options without a default in Flink, whose code decides what unset means."""
+TYPES = {
+    "Duration": "duration", "MemorySize": "memory", "Boolean": "boolean", "Integer": "integer", "Double": "double", "Float": "double",
+}  # fmt: skip
 
 
 def asked(flink, lines):
@@ -131,6 +151,49 @@ def test_key_groups_are_those_of_flinks_key_group_range_assignment(flink):
         }
         for murmur, (_, parallelism, most) in zip(murmurs, cases, strict=True)
     ]
+
+
+def as_headgate_has_it(option, flink) -> dict[str, object]:
+    """Type, default and older names of an option, as the version of Flink declares them."""
+    default, version = option.default_in(flink.name), flink.name
+    return {
+        "type": "number" if option.in_millis(version) else option.type,
+        "default": option.parse(default, version) if default else None,
+        "older": {*option.aliases} - READ_BY_HAND - {option.name_in(version)},
+    }
+
+
+def as_flink_has_it(option, row, flink) -> dict[str, object]:
+    """The same of a row of Flink's answer. Values have the syntax that the version reads, except durations."""
+    in_millis = option.in_millis(flink.name)
+    default = str(row["default"])
+    if row["type"] == "Duration" and default != "null":
+        default = f"{parse_duration(default, '2.x') * 1000:.0f} ms"
+    return {
+        "type": "number"
+        if in_millis and row["type"] in ("Integer", "Long")
+        else TYPES.get(row["type"], "string"),
+        "default": None if default == "null" else option.parse(default, flink.name),
+        "older": {*row["older"]} & {*option.aliases},
+    }
+
+
+def test_every_option_has_the_type_the_default_and_the_older_names_of_flinks(flink):
+    """All options with an effect here that this version of Flink has, in all of its *Options classes."""
+    theirs = asked(flink, ["options all"])[0]
+    compared = 0
+    for option in EFFECTIVE:
+        key = option.name_in(flink.name)
+        gone = option.removed and number(option.removed) <= number(flink.name)
+        new = key == option.key and option.since and number(option.since) > number(flink.name)
+        assert not new or option.key not in theirs, option.key
+        if not gone and not new and not key.startswith((OWN_PREFIX, *OTHER_JARS)):
+            ours, flinks = as_headgate_has_it(option, flink), as_flink_has_it(option, theirs[key], flink)
+            if option.key in (*OWN_DEFAULTS, *DEFAULTS_IN_CODE):
+                flinks["default"] = ours["default"]
+            assert (key, ours) == (key, flinks)
+            compared += 1
+    assert compared > 80
 
 
 def in_base64(text: str) -> str:

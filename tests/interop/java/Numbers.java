@@ -21,7 +21,8 @@ import org.apache.flink.util.MathUtils;
 
 /**
  * What Flink's own classes calculate, one JSON object for each line of stdin: {@code memory key=value;key=value},
- * {@code group hash parallelism maxParallelism}, {@code value type base64} or {@code file name base64}.
+ * {@code group hash parallelism maxParallelism}, {@code value type base64}, {@code file name base64} or
+ * {@code options all}.
  */
 final class Numbers {
 
@@ -42,6 +43,8 @@ final class Numbers {
                 return memory(text);
             case "group":
                 return group(text);
+            case "options":
+                return Keys.read();
             case "value":
                 return value(text.split(" ", 2)[0], decoded(text.split(" ", 2)[1]));
             default:
