@@ -41,7 +41,8 @@ READINESS_PERIOD_S = 1
 """A recovery takes seconds, so readiness is checked every second."""
 PROBE_LIMIT_S = 3
 LOCAL_STORAGE = "16Gi"
-"""Size limit of a TaskManager's state files, local copies and blocking results. It reserves nothing."""
+"""Size limit of a TaskManager's state files, local copies and blocking results, of a store's checkpoints and of a recorder's history, so that
+none of them fills the disk of its node. It reserves nothing."""
 SCRATCH = "512Mi"
 """Size limit of /run/headgate (spooled history) and of /tmp."""
 HELPER_MEMORY = ("128Mi", "512Mi")
@@ -371,7 +372,7 @@ def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
         volumes.append(
             {"name": "data", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
             if claim
-            else {"name": "data", "emptyDir": {}}
+            else {"name": "data", "emptyDir": {"sizeLimit": LOCAL_STORAGE}}
         )
     elif role_of(process) == TASKMANAGER:
         volumes.append({"name": "data", "emptyDir": {"sizeLimit": LOCAL_STORAGE}})

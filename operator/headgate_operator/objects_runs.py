@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from headgate_operator.objects import (
+    LOCAL_STORAGE,
     container_ports,
     headless_service,
     owner_of,
@@ -124,9 +125,9 @@ def missing_accounts(
 def recorder_pod(run: Run, settings: Settings) -> dict[str, Any]:
     """Return the pod that serves the run's record and folder. It is recreated under the same name."""
     name = naming.recorder_name(run.name)
-    data: dict[str, Any] = (
-        {"persistentVolumeClaim": {"claimName": name}} if settings.recorder_storage else {"emptyDir": {}}
-    )
+    data: dict[str, Any] = {"emptyDir": {"sizeLimit": LOCAL_STORAGE}}
+    if settings.recorder_storage:
+        data = {"persistentVolumeClaim": {"claimName": name}}
     command, env = ["testbed_runtime.entry.pod", "recorder"], {"HEADGATE_RUN": run.name, **naming.NO_BUNDLE}
     container = {
         **_container("recorder", settings.image, settings, command, env),

@@ -270,6 +270,16 @@ def test_a_taskmanager_can_write_state_files_and_blocking_results() -> None:
         )
 
 
+def test_no_pod_can_fill_the_disk_of_its_node_with_data() -> None:
+    """The kubelet would evict other pods. A checkpoint store and a recorder without a volume claim grow with their job."""
+    store = objects.pod(with_uid(), "store", incarnation=1, secret_uid="s", settings=Settings())
+    manager = objects.pod(with_uid(), "tm-0", incarnation=1, secret_uid="s", settings=Settings())
+    recorder = objects_runs.recorder_pod(Run(a_run() | {"metadata": {"name": "r", "uid": "u"}}), Settings())
+    for pod in (store, manager, recorder):
+        [data] = [v for v in pod["spec"]["volumes"] if v["name"] == "data"]
+        assert data["emptyDir"] == {"sizeLimit": objects.LOCAL_STORAGE}
+
+
 def test_a_pod_s_hash_does_not_change_by_scaling_or_by_what_is_done_with_the_lost() -> None:
     """It does by the configuration and by resources; the store's never."""
     base = with_uid()
