@@ -1,4 +1,4 @@
-"""Limits of time: `asyncio.timeout`, also for the cleanup of a task that is being cancelled, and calls that are repeated for a while."""
+"""Limits of time: `asyncio.timeout`, also for the cleanup of a task that is being cancelled, calls that are repeated for a while, and a timer."""
 
 from __future__ import annotations
 
@@ -62,6 +62,26 @@ async def wait_until(condition: Callable[[], bool], changed: asyncio.Event, *, l
                 changed.clear()
                 await changed.wait()
     return condition()
+
+
+class Timer:
+    """A call that is due at one time. Setting it again replaces the earlier time."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, when: float | None, call: Callable[..., object], *arguments: object) -> None:
+        """Call it at this time of the loop; never if it is None."""
+        self.cancel()
+        if when is not None:
+            self._handle = asyncio.get_running_loop().call_at(when, call, *arguments)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
 
 
 async def cancel_all(*tasks: asyncio.Future[Any] | None) -> None:

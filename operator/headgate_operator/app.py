@@ -36,13 +36,12 @@ from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.http import serve
-from testbed_runtime.kube.api import ApiError, connect
+from testbed_runtime.kube.api import DELETED, ApiError, connect
 
 RESYNC_S = 300.0
 """Interval in which every object is listed and reconciled again, in case of lost events and to check that the watches deliver."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
-NO_KIND = 404
 NO_KINDS = "install the custom resource definitions: crds.install=true in one Helm release, or manifests/crds"
 ADMISSION_EVERY_S = 15.0
 """How often the operator checks whether a namespace that refused it admits it now."""
@@ -93,7 +92,7 @@ class Operator:
 
     def on_event(self, type_: str | None, obj: Mapping[str, Any]) -> None:
         """Handle a watch event: queue the keys that it concerns."""
-        found, gone = Resource(obj), type_ == "DELETED"
+        found, gone = Resource(obj), type_ == DELETED
         kind = str(obj.get("kind"))
         if kind in self.kinds or (kind == "Lease" and found.namespace == self._context.settings.namespace):
             self.health.delivered(kind, found.path, found.resource_version, gone=gone)
@@ -186,10 +185,10 @@ class Operator:
                 return await self.list_all(asyncio.get_running_loop().time())
             except ApiError as error:
                 if (text := str(error)) != logged:
-                    hint = {"hint": NO_KINDS} if error.status == NO_KIND else {}
+                    hint = {"hint": NO_KINDS} if error.not_found else {}
                     log.warning("the first list failed; trying again", extra={"error": text, **hint})
                     logged = text
-                if error.status == NO_KIND:
+                if error.not_found:
                     await self._release_deleted()
             await asyncio.sleep(LIST_RETRY_S)
 
@@ -199,7 +198,7 @@ class Operator:
         try:
             await self._list("Testbed", {})
         except ApiError as error:
-            if error.status != NO_KIND:
+            if not error.not_found:
                 return
         else:
             return

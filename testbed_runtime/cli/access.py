@@ -106,7 +106,7 @@ def permitting(text: str) -> str:
 def explained(error: ApiError, *, server: str) -> HeadgateError:
     """Turn a refusal by the API server into an error with a hint. Pure."""
     status, text = error.status, error.text
-    if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
+    if error.not_found and ("could not find the requested resource" in text or "page not found" in text):
         return UserError("the cluster", "does not have the kinds of headgate.dev", INSTALL)
     if error.forbidden:
         return UserError("the cluster", text, permitting(text))
@@ -119,6 +119,6 @@ def explained(error: ApiError, *, server: str) -> HeadgateError:
         )
     if UNKNOWN_FIELD in text:
         return UserError("the cluster", f"has older definitions of these kinds: {text}", OLDER)
-    if status == 404:
+    if error.not_found:
         return UserError("the cluster", text, "look at the name and --namespace")
     return HeadgateError(f"the cluster refused: {error.reason}: {text}")

@@ -99,7 +99,7 @@ async def _kinds(api: Api) -> Finding:
         try:
             await api.list(kind, api.namespace)
         except ApiError as error:
-            if error.status == 404:
+            if error.not_found:
                 missing.append(kind)
             elif error.forbidden:
                 refused.append(kind)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,13 +15,12 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.environment import NAMESPACES, names, needed
 from testbed_runtime.api.views import Resource
 from testbed_runtime.cli import heal
+from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.heal import OPERATOR_GONE_S
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.entry.harness import complain, run_main
+from testbed_runtime.kube.api import DELETED, LISTED, Api, ApiError, WatchEvent
 from testbed_runtime.timeouts import timeout
-
-if TYPE_CHECKING:
-    from testbed_runtime.kube.api import Api, WatchEvent
 
 TEST = {naming.LABEL_NAME: naming.MANAGED_BY, naming.LABEL_COMPONENT: "test"}
 SET_BY = "the chart's Job sets it"
@@ -89,8 +87,6 @@ async def _is_release(api: Api, settings: Settings) -> bool:
     """Return whether Helm installed the operator. `helm template … | kubectl apply -f -` starts this Job right after the installation.
 
     Without permission to read the Deployment, as with Roles for an earlier chart, or without a Deployment, the answer is yes."""
-    from testbed_runtime.kube.api import ApiError
-
     try:
         found = await api.get("Deployment", settings.namespace, settings.deployment)
     except ApiError as error:
@@ -102,8 +98,6 @@ async def _is_release(api: Api, settings: Settings) -> bool:
 
 async def _admitted(api: Api, settings: Settings) -> tuple[Settings, list[str]]:
     """Return the settings without the namespaces that refuse a list, such as deleted ones, and a sentence about each of them."""
-    from testbed_runtime.kube.api import ApiError
-
     steps, admitted = [], []
     for namespace in settings.namespaces:
         try:
@@ -120,8 +114,6 @@ async def _admitted(api: Api, settings: Settings) -> tuple[Settings, list[str]]:
 
 async def _delete(api: Api, kind: str, namespace: str | None, labels: Mapping[str, str]) -> list[str]:
     """Delete the objects with these labels. Continue after a failed request, which becomes a step."""
-    from testbed_runtime.kube.api import ApiError
-
     steps = []
     try:
         listed = await api.list(kind, namespace, labels=labels)
@@ -148,7 +140,7 @@ async def _stop_operator(api: Api, settings: Settings) -> list[str]:
             labels = {**naming.OPERATOR_LABELS, naming.LABEL_INSTANCE: settings.release}
             async for event in api.watch("Pod", settings.namespace, labels=labels):
                 there = _pods_after(there, event)
-                if event.type != "LISTED" and not there:
+                if event.type != LISTED and not there:
                     return []
     return [f"the operator's pods were not gone after {OPERATOR_GONE_S:g} s: {', '.join(sorted(there))}"]
 
@@ -157,13 +149,11 @@ def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
     name = event.object.get("metadata", {}).get("name")
     if name is None:
         return there
-    return there - {name} if event.type == "DELETED" else there | {name}
+    return there - {name} if event.type == DELETED else there | {name}
 
 
 async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[str]:
     """Remove Headgate's finalizer from the objects of a kind. Continue after a failed request, which becomes a step."""
-    from testbed_runtime.kube.api import ApiError
-
     steps = []
     for namespace in namespaces:
         for found in map(Resource, await api.list(kind, namespace)):
@@ -179,8 +169,6 @@ async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | Non
 
 
 async def _main(settings: Settings) -> None:
-    from testbed_runtime.cli.access import Access, connected
-
     async with connected(Access(namespace=settings.namespace)) as api:
         for line in await uninstall(api, settings):
             sys.stderr.write(f"{line}\n")

@@ -26,7 +26,7 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import FaultHandle
-from testbed_runtime.timeouts import cancel_all, timeout
+from testbed_runtime.timeouts import Timer, cancel_all, timeout
 
 PREPARE_LIMIT_S = 4.0
 """Limit of the measurement before the fault: a path that does not answer must not delay the run."""
@@ -99,7 +99,7 @@ class FaultAgent:
         self._active: dict[str, _Active] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._healed: deque[str] = deque(maxlen=MAX_HEALED)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer()
 
     # ---- the fault API
 
@@ -223,8 +223,7 @@ class FaultAgent:
 
     async def close(self) -> None:
         """End every fault without measuring the residue."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         for active in list(self._active.values()):
             await self._stop_observer(active, conclude=False)
             await self._undo(active)
@@ -244,15 +243,9 @@ class FaultAgent:
         )
 
     def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        when = self._leases.next_time
-        if when is not None:
-            self._timer = asyncio.get_running_loop().call_at(when, self._on_time)
+        self._timer.set(self._leases.next_time, self._on_time)
 
     def _on_time(self) -> None:
-        self._timer = None
         for ended in self._leases.due(asyncio.get_running_loop().time()):
             self._end(ended)
         self._arm()

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.packets.measure import PathReading, summary
 from testbed_runtime.ports.network import Address
 from testbed_runtime.timeouts import timeout, wait_until
@@ -26,6 +27,7 @@ OPEN_LIMIT_S = 2.0
 PINGS = 50
 PINGS_LIMIT_S = 3.0
 BULK_LIMIT_S = 3.0
+PATH = "/v1/path"
 PATH_LIMIT_S = OPEN_LIMIT_S + PINGS_LIMIT_S + BULK_LIMIT_S + 1.0
 """Time limit for the answer to a path measurement."""
 _PING = struct.Struct(">Q")
@@ -194,8 +196,14 @@ async def path_of(echo: Address) -> dict[str, Any]:
         probe.close()
 
 
+async def path_from(agent: Address, echo: Address, control: ControlClient) -> dict[str, Any]:
+    """Let an agent measure its path to an echo. Return the result of `path_of`."""
+    query = f"host={echo[0]}&port={echo[1]}"
+    return dict(await control.call("GET", agent, f"{PATH}?{query}", timeout_s=PATH_LIMIT_S))
+
+
 def path_route(echo_ports: Callable[[], tuple[int, ...]]) -> web.RouteDef:
-    """Return the route `GET /v1/path`. It measures paths to Headgate's echoes only, so that it is not a port scanner."""
+    """Return the route `GET PATH`. It measures paths to Headgate's echoes only, so that it is not a port scanner."""
 
     async def measure_path(request: web.Request) -> web.Response:
         host, port = request.query.get("host", ""), request.query.get("port", "")
@@ -206,4 +214,4 @@ def path_route(echo_ports: Callable[[], tuple[int, ...]]) -> web.RouteDef:
             )
         return web.json_response(await path_of((host, int(port))))
 
-    return web.get("/v1/path", measure_path)
+    return web.get(PATH, measure_path)

@@ -33,13 +33,14 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.versions import ABORTION_NAMES_COMPLETED, TRIGGER_FAILURES_ABORT, has
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, StoredTask
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 from testbed_runtime.ports.rpc import NoAnswer, RemoteFailure
+from testbed_runtime.timeouts import Timer
 
 NOTIFY_RETRY_S = 0.5
 """Pause before a task is notified of the final checkpoint again: no later one would notify it."""
@@ -99,7 +100,7 @@ class Checkpoints:
         """The attempt of each task whose data has ended."""
         self._waits: dict[int, OpenWait] = {}
         self._timeout = option_limit(services.options, "execution.checkpointing.timeout")
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer()
         self.completed = 0
         self.last_duration_s = 0.0
 
@@ -175,18 +176,14 @@ class Checkpoints:
         self._arm()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     # ---- trigger
 
     def _arm(self) -> None:
-        self.close()
         deadline = self._coordinator.next_deadline()
-        if deadline < FOREVER:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(deadline, self._services.run_async, JOBMASTER, self._on_due)
+        due = deadline if deadline < FOREVER else None
+        self._timer.set(due, self._services.run_async, JOBMASTER, self._on_due)
 
     def _on_due(self) -> None:
         self._refuse_drain()
@@ -207,7 +204,7 @@ class Checkpoints:
         self._on_triggered()
         self._row(triggered.checkpoint, "triggered")
         self._waits[triggered.checkpoint] = self._services.waits.begin(
-            "checkpoint", "JobMaster", f"checkpoint {triggered.checkpoint}", limit=self._timeout
+            "checkpoint", JOBMASTER_NAME, f"checkpoint {triggered.checkpoint}", limit=self._timeout
         )
         for task in self._graph.to_trigger():
             execution = self._graph.execution(task)
@@ -258,7 +255,7 @@ class Checkpoints:
             age_s = self._services.clock.now() - pending.triggered_at
             self._row(pending.id, "finalizing", duration_s=age_s)
             self._finalizing[pending.id] = self._services.waits.begin(
-                "completion", "JobMaster", f"checkpoint {pending.id}"
+                "completion", JOBMASTER_NAME, f"checkpoint {pending.id}"
             )
             self._to_store.append(pending)
             if len(self._to_store) == 1:

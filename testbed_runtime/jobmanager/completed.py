@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from testbed_runtime.core.job.checkpoints import retained_checkpoints
-from testbed_runtime.core.job.executiongraph import Restore
+from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Restore
 from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.messages import SinkCommit
-from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, restore_of
+from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore
 from testbed_runtime.jobmanager.services import Services
 
 MAX_UNRECORDED = 100
@@ -54,7 +54,8 @@ class CompletedCheckpoints:
     def restore(self) -> Restore:
         """The handles that each vertex restores. Every task of a deployment asks for them."""
         if self._restore is None or self._restore[0] is not self.latest:
-            self._restore = self.latest, restore_of(self.latest)
+            found = NOTHING_TO_RESTORE if self.latest is None else self.latest.restore()
+            self._restore = self.latest, found
         return self._restore[1]
 
     def flush_before_next(self) -> None:

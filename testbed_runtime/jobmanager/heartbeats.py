@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
+from testbed_runtime.timeouts import Timer
 
 
 class Lost(Struct, frozen=True):
@@ -46,7 +47,7 @@ class _Watch:
     taskmanager: TaskManagerID
     address: Address
     monitor: HeartbeatMonitor
-    deadline_timer: asyncio.TimerHandle | None = None
+    deadline: Timer = field(default_factory=Timer)
 
 
 class HeartbeatSender:
@@ -84,9 +85,7 @@ class HeartbeatSender:
 
     def handlers(self) -> dict[type, Handler]:
         """Return the handlers to add to the endpoint's own."""
-        return {
-            Heartbeat: self._on_heartbeat,
-        }
+        return {Heartbeat: self._on_heartbeat}
 
     def watch(self, taskmanager: TaskManagerID, address: Address) -> None:
         """Watch the TaskManager from now on. The first heartbeat is sent with the next one of the others. Another call changes
@@ -105,8 +104,7 @@ class HeartbeatSender:
             return
         self.payloads.pop(taskmanager, None)
         watch.monitor.cancel()
-        if watch.deadline_timer is not None:
-            watch.deadline_timer.cancel()
+        watch.deadline.cancel()
         if not self._watches and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -228,12 +226,9 @@ class HeartbeatSender:
         self._timer = loop.call_at(due, self._services.run_async, self._endpoint, self._on_due)
 
     def _arm_deadline(self, watch: _Watch) -> None:
-        if watch.deadline_timer is not None:
-            watch.deadline_timer.cancel()
-        loop = asyncio.get_running_loop()
-        watch.deadline_timer = loop.call_at(watch.monitor.deadline, self._deadline, watch)
+        watch.deadline.set(watch.monitor.deadline, self._on_deadline, watch)
 
-    def _deadline(self, watch: _Watch) -> None:
+    def _on_deadline(self, watch: _Watch) -> None:
         if watch.monitor.deadline > asyncio.get_running_loop().time():
             self._arm_deadline(watch)
         else:

@@ -129,7 +129,7 @@ class JobMaster:
         return HeartbeatSender(
             self._services,
             JOBMASTER,
-            "JobMaster",
+            JOBMASTER_NAME,
             JOBMANAGER,
             on_lost=self._on_lost,
             on_answer=self._on_heartbeat,
@@ -345,7 +345,7 @@ class JobMaster:
     def _on_checkpoints_failed(self, class_name: str, text: str) -> None:
         """Restart the whole job, because too many checkpoints or the final one failed."""
         if self.state == "RUNNING":
-            cause = Cause(class_name, text, "JobMaster", wait="checkpoint")
+            cause = Cause(class_name, text, JOBMASTER_NAME, wait="checkpoint")
             self._failovers.restart(self.graph.tasks, cause)
 
     def _advance(self) -> None:
@@ -427,17 +427,17 @@ class JobMaster:
                 self._slot_lost(execution, cause)
         if not self._scheduler.report(taskmanager) and not self.graph.has_blocking:
             text = f"No more slots registered at JobMaster {taskmanager}."
-            self._taskmanager_lost(Lost(taskmanager, text, "FlinkException"), "JobMaster")
+            self._taskmanager_lost(Lost(taskmanager, text, "FlinkException"), JOBMASTER_NAME)
         self._scheduler.request_slots()
         self._advance()
         return Acknowledge()
 
     def _on_lost(self, lost: Lost) -> None:
         """Handle a loss that the JobMaster's own heartbeats detected."""
-        data = {"detector": "JobMaster", "cause_class": lost.cause_class, "wait": lost.wait}
+        data = {"detector": JOBMASTER_NAME, "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         self._rm.suspend(lost.taskmanager)
-        self._taskmanager_lost(lost, "JobMaster")
+        self._taskmanager_lost(lost, JOBMASTER_NAME)
 
     def _taskmanager_lost(self, lost: Lost, detector: str, *, gone: bool = False) -> None:
         """Fail the TaskManager's tasks and drop its slots. Notify it, unless it has disconnected itself (`gone`)."""
@@ -488,4 +488,4 @@ class JobMaster:
             f"Execution {missing.attempt} is unexpectedly no longer running on task executor {taskmanager}."
         )
         self.heartbeats.record_missing(taskmanager, missing.since, text)
-        self._fail(execution.task, Cause("FlinkException", text, "JobMaster", wait="heartbeat"))
+        self._fail(execution.task, Cause("FlinkException", text, JOBMASTER_NAME, wait="heartbeat"))

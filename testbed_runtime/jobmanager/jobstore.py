@@ -1,9 +1,11 @@
 """The objects of a job in the blob store, with a version: its graph, its status, its completed checkpoints.
 
-jobs/<job>/graph once, when it is submitted jobs/<job>/status state, leader epoch, newest attempt, restarts
-jobs/<job>/checkpoints/<id>/_metadata what the checkpoint consists of jobs/<job>/checkpoints/latest the id of the latest completed one:
-writing it commits the checkpoint jobs/<job>/checkpoints/<id>/_recorded its commits are in the history recovery the kept checkpoint from
-which the first job starts
+jobs/<job>/graph                        written once, when the job is submitted
+jobs/<job>/status                       state, leader epoch, newest attempt, restarts
+jobs/<job>/checkpoints/<id>/_metadata   the tasks of the checkpoint, with the handles of their state
+jobs/<job>/checkpoints/latest           the id of the latest completed checkpoint: writing it commits the checkpoint
+jobs/<job>/checkpoints/<id>/_recorded   the commits of the checkpoint are in the history
+recovery                                the kept checkpoint from which the first job starts
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import msgspec
 from msgspec import Struct, field
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Restore
+from testbed_runtime.core.job.executiongraph import Restore
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.ports.storage import BlobStore
@@ -99,10 +101,6 @@ class StoredRecovery(Struct, frozen=True):
     graph: JobGraph
     """The job that took it."""
     version: int = STORE_VERSION
-
-
-def restore_of(checkpoint: CompletedCheckpoint | None) -> Restore:
-    return NOTHING_TO_RESTORE if checkpoint is None else checkpoint.restore()
 
 
 class JobStore:

@@ -7,7 +7,7 @@ The store keeps the lease while the process is paused or dead. A fault on the st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
 
@@ -45,7 +45,7 @@ class Leadership:
         services: Services,
         *,
         identity: str,
-        on_grant: Callable[[], Awaitable[None]],
+        on_grant: Callable[[], Coroutine[None, None, None]],
         on_revoke: Callable[[str], Awaitable[None]],
         on_fatal: Callable[[str], None],
     ) -> None:
@@ -70,7 +70,7 @@ class Leadership:
         self._worker.add_done_callback(self._ended)
         if self._elector.leading:
             self.granted = True
-            first = self._granting = loop.create_task(_run(self._on_grant()), name="grant-leadership")
+            first = self._granting = loop.create_task(self._on_grant(), name="grant-leadership")
             await asyncio.wait([first])
             if not first.cancelled():
                 first.result()
@@ -197,7 +197,3 @@ class Leadership:
         wait.end(Outcome.EXPIRED, at_s=free_s)
         retry = option_limit(options, RETRY_PERIOD)
         waits.begin("leadership", WHO, WHAT, limit=retry, since_s=free_s, after=(wait,)).end(Outcome.FIRED)
-
-
-async def _run(work: Awaitable[None]) -> None:
-    await work

@@ -82,7 +82,7 @@ class JobManager:
             waits=WaitLog(history, name, clock.now),
         )
         self._session = LeaderSession.of(self._services)
-        self._stalls = StallMeter(self._on_stall, self._is_watching)
+        self._stalls = StallMeter(self._on_stall, lambda: self.resourcemanager.heartbeats.watching)
         self._former = NO_SESSION
         self._first: tuple[JobGraph, Mapping[str, str]] | None = None
         election = LeaderElectionConfig.of(options)
@@ -207,9 +207,6 @@ class JobManager:
             return await handler(message)
 
         return {kind: partial(metered, handler) for kind, handler in handlers.items()}
-
-    def _is_watching(self) -> bool:
-        return self.resourcemanager.heartbeats.watching
 
     def _on_stall(self, seconds: float) -> None:
         self._services.event("loop.stall", self._name, data={"seconds": seconds})

@@ -15,7 +15,7 @@ from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPart
 from testbed_runtime.core.job.results import FIRST_RECORD, FULL_RESULT
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
 from testbed_runtime.core.options import STANDALONE_START_UP
-from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
+from testbed_runtime.core.waits import JOBMASTER_NAME, NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
@@ -175,7 +175,7 @@ class Scheduler:
         )
         what = f"{len(self._keys(tasks))} slots"
         slots = self._services.waits.begin(
-            "slot", "JobMaster", what, attempt=self._round, limit=self._timeout
+            "slot", JOBMASTER_NAME, what, attempt=self._round, limit=self._timeout
         )
         self._bulks.append(_Bulk(self._round, restart, tasks, slots, timer))
         self.request_slots()
@@ -224,7 +224,7 @@ class Scheduler:
         if service.seconds:
             limit = Limit(SERVICE_TIME, service.value, 2 * len(attempts) * service.seconds)
         wait = self._services.waits.begin(
-            "deployment", "JobMaster", f"{len(attempts)} tasks", attempt=bulk.round, limit=limit
+            "deployment", JOBMASTER_NAME, f"{len(attempts)} tasks", attempt=bulk.round, limit=limit
         )
         self._deployments.append(_Deployment(attempts, wait))
 
@@ -248,7 +248,9 @@ class Scheduler:
             if not missing or vertex in self._inputs or not coming.isdisjoint(missing):
                 continue
             what = " and the ".join(f"{result} of `{source}`" for source, result in missing.items())
-            self._inputs[vertex] = self._services.waits.begin("input", "JobMaster", what, attempt=self._round)
+            self._inputs[vertex] = self._services.waits.begin(
+                "input", JOBMASTER_NAME, what, attempt=self._round
+            )
 
     def _missing(self, vertex: str) -> dict[str, str]:
         """Return, by producer, what a vertex needs from it before it is deployed."""
@@ -298,7 +300,7 @@ class Scheduler:
         bulk.slots.end(Outcome.EXPIRED)
         for task, attempt in failed.items():
             if self._graph.execution(task).attempt == attempt:  # the failure before did not restart it
-                self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
+                self._on_failed(task, Cause("NoResourceAvailableException", text, JOBMASTER_NAME))
 
     def _without_slots(self, bulk: _Bulk) -> list[Task]:
         """Return a task of each region that lacks a slot. Flink requests the slots of each region separately, so each region fails."""
@@ -400,7 +402,7 @@ class Scheduler:
         cause = Cause(
             message.class_name,
             message.text,
-            "JobMaster",
+            JOBMASTER_NAME,
             owner,
             connection_lost=message.unreachable,
             wait="deployment" if expired else "",

@@ -20,7 +20,7 @@ from testbed_runtime.core.job.messages import (
     SubmitTask,
 )
 from testbed_runtime.core.values import duration_text
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
@@ -40,6 +40,12 @@ class Deployed(Struct, frozen=True):
     unreachable: bool = False
 
 
+class _Connection(Struct, frozen=True):
+    rpc_address: Address
+    data_address: Address
+    session: int
+
+
 class TaskExecutors:
     """The connected TaskManagers, by id."""
 
@@ -47,57 +53,56 @@ class TaskExecutors:
         """`on_cancelled`: called when the TaskExecutor no longer runs an attempt that it had to cancel."""
         self._services = services
         self._on_cancelled = on_cancelled
-        self._addresses: dict[TaskManagerID, tuple[Address, Address]] = {}
-        self._sessions: dict[TaskManagerID, int] = {}
+        self._connections: dict[TaskManagerID, _Connection] = {}
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
         self._ask_timeout = option_limit(services.options, "pekko.ask.timeout")
         self.ask_timeout_s = services.options.duration("pekko.ask.timeout")
 
     def __contains__(self, taskmanager: TaskManagerID | None) -> bool:
-        return taskmanager in self._addresses
+        return taskmanager in self._connections
 
     def session(self, taskmanager: TaskManagerID) -> int | None:
         """Return the session of the connection; None when it is not connected."""
-        return self._sessions.get(taskmanager)
+        known = self._connections.get(taskmanager)
+        return known.session if known is not None else None
 
     def connect(
         self, taskmanager: TaskManagerID, rpc_address: Address, data_address: Address, session: int
     ) -> None:
-        self._sessions[taskmanager] = session
-        self._addresses[taskmanager] = (rpc_address, data_address)
+        self._connections[taskmanager] = _Connection(rpc_address, data_address, session)
 
     def disconnect(self, taskmanager: TaskManagerID) -> bool:
         """Return False when it was not connected."""
-        self._sessions.pop(taskmanager, None)
-        return self._addresses.pop(taskmanager, None) is not None
+        return self._connections.pop(taskmanager, None) is not None
 
     def tell_disconnected(self, taskmanager: TaskManagerID, job: str, cause: str) -> None:
         """Notify a connected TaskExecutor, before `disconnect`, that the JobMaster gives it up. The message may be lost."""
-        known = self._addresses.get(taskmanager)
-        if known is None:
-            return
-        session = self._sessions.get(taskmanager, 0)
-        message = DisconnectJobManager(job, self._services.leader, session, cause)
-        telling = self._services.tell(taskmanager, known[0], message)
-        self._services.parting.spawn(telling, f"disconnect-{taskmanager}")
+        if (known := self._connections.get(taskmanager)) is not None:
+            message = DisconnectJobManager(job, self._services.leader, known.session, cause)
+            telling = self._services.tell(taskmanager, known.rpc_address, message)
+            self._services.parting.spawn(telling, f"disconnect-{taskmanager}")
 
     def disconnect_all(self, job: str, cause: str) -> None:
         """Give up every TaskManager (JobMaster.disconnectTaskManagerResourceManagerConnections)."""
-        for taskmanager in list(self._addresses):
+        for taskmanager in list(self._connections):
             self.tell_disconnected(taskmanager, job, cause)
             self.disconnect(taskmanager)
 
     def data_address(self, taskmanager: TaskManagerID) -> Address:
         """Return the address that serves its partitions; `("", 0)` when it is not connected."""
-        known = self._addresses.get(taskmanager)
-        return known[1] if known is not None else ("", 0)
+        known = self._connections.get(taskmanager)
+        return known.data_address if known is not None else ("", 0)
 
     async def ask(self, taskmanager: TaskManagerID | None, message: object, *, call_id: str = "") -> object:
-        """Raises AskTimeout, RecipientUnreachable (also when it is not connected), RemoteFailure."""
-        if taskmanager is None or taskmanager not in self._addresses:
+        """Raises ASK_FAILURES, RecipientUnreachable also when it is not connected."""
+        if taskmanager is None or (known := self._connections.get(taskmanager)) is None:
             raise RecipientUnreachable(f"TaskManager with id {taskmanager} is not connected.")
-        address = self._addresses[taskmanager][0]
-        return await self._services.ask(taskmanager, address, message, call_id=call_id)
+        return await self._services.ask(taskmanager, known.rpc_address, message, call_id=call_id)
+
+    def _tell(self, taskmanager: TaskManagerID | None, message: object, name: str) -> None:
+        """Send a connected TaskExecutor a message that may be lost."""
+        if taskmanager is not None and (known := self._connections.get(taskmanager)) is not None:
+            self._services.tasks.spawn(self._services.tell(taskmanager, known.rpc_address, message), name)
 
     # ---- in background tasks, whose outcomes are handled in the JobMaster's mailbox
 
@@ -114,7 +119,7 @@ class TaskExecutors:
         attempt = str(execution.attempt)
         wait = self._services.waits.begin(
             "deployment",
-            "JobMaster",
+            JOBMASTER_NAME,
             name_of(execution.task),
             attempt=execution.attempt.attempt,
             limit=self._ask_timeout,
@@ -142,11 +147,8 @@ class TaskExecutors:
 
     def release(self, execution: Execution, partitions: Iterable[ResultPartitionID]) -> None:
         """Ask the TaskManager to delete blocking results. If the message is lost, it deletes them with the slot."""
-        known = self._addresses.get(execution.taskmanager) if execution.taskmanager is not None else None
-        if known is not None and execution.taskmanager is not None:
-            message = ReleasePartitions(tuple(map(str, partitions)), self._services.leader)
-            telling = self._services.tell(execution.taskmanager, known[0], message)
-            self._services.tasks.spawn(telling, f"release-{name_of(execution.task)}")
+        message = ReleasePartitions(tuple(map(str, partitions)), self._services.leader)
+        self._tell(execution.taskmanager, message, f"release-{name_of(execution.task)}")
 
     def cancel(self, execution: Execution) -> None:
         """Cancel the task, repeatedly, until it has ended or its TaskManager is disconnected."""
@@ -158,11 +160,8 @@ class TaskExecutors:
 
     def cancel_unknown(self, taskmanager: TaskManagerID, attempt: str) -> None:
         """Cancel an attempt that no longer belongs to an execution of the job."""
-        known = self._addresses.get(taskmanager)
-        if known is not None:
-            message = CancelTask(attempt, self._services.leader)
-            telling = self._services.tell(taskmanager, known[0], message)
-            self._services.tasks.spawn(telling, f"cancel-unknown-{taskmanager}")
+        message = CancelTask(attempt, self._services.leader)
+        self._tell(taskmanager, message, f"cancel-unknown-{taskmanager}")
 
     async def _cancel_until_ended(self, execution: Execution) -> None:
         """Repeat the call after each timeout, because the report that the task ended may be lost too. Unless dead slots are fenced, it

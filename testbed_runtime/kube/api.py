@@ -47,6 +47,8 @@ EVENT_NAME_SPACE = 200
 MAX_EVENT_TEXT = 1024
 """The API server rejects longer notes."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
+LISTED, SYNCED, DELETED = "LISTED", "SYNCED", "DELETED"
+"""Types of a WatchEvent."""
 GONE = 410
 UNAUTHORIZED = 401
 _NOT_YAML = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
@@ -68,6 +70,11 @@ class ApiError(HeadgateError):
     @property
     def conflict(self) -> bool:
         return self.status == 409
+
+    @property
+    def not_found(self) -> bool:
+        """Whether the object, its kind or its namespace does not exist."""
+        return self.status == 404
 
     @property
     def forbidden(self) -> bool:
@@ -231,8 +238,8 @@ class Api:
                 if not version:
                     items, version = await self._list(kind, namespace, labels, fields)
                     for item in items:
-                        yield WatchEvent("LISTED", item)
-                    yield WatchEvent("SYNCED", {})
+                        yield WatchEvent(LISTED, item)
+                    yield WatchEvent(SYNCED, {})
                 query = {
                     "watch": "1",
                     "labelSelector": selector_of(labels),
@@ -297,7 +304,7 @@ class Api:
         try:
             return await self._call(request)
         except ApiError as error:
-            if error.status == 409 and error.reason == "AlreadyExists":
+            if error.conflict and error.reason == "AlreadyExists":
                 return None
             raise
 
@@ -377,7 +384,7 @@ class Api:
         try:
             return await self._call(request)
         except ApiError as error:
-            if error.status == 404:
+            if error.not_found:
                 return None
             raise
 

@@ -25,7 +25,7 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan
 from testbed_runtime.kube import checkpoint, functions
-from testbed_runtime.kube.api import Api, ApiError, patiently
+from testbed_runtime.kube.api import DELETED, LISTED, SYNCED, Api, ApiError, patiently
 from testbed_runtime.kube.manifests import scenario_run
 from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
@@ -50,7 +50,6 @@ KEPT_S = kinds.SECONDS_PER_WEEK
 """How long a finished run of this command stays in the cluster. The command has copied its report, unless it was interrupted or gave up."""
 BEGUN = frozenset({"Running", EVALUATING, COMPLETE})
 """Phases in which the runner drives the run, whatever the operator cannot do."""
-NO_KIND = 404
 WITHOUT_REPORT = {str(v): EXIT_CODES[v] for v in (Verdict.ERROR, Verdict.INCONCLUSIVE)}
 """Verdicts of a run that ends without its runner (it could not start, was lost, or was healed), with their exit codes."""
 
@@ -195,7 +194,7 @@ class ClientRun:
         try:
             created = await self._api.create({**run, "metadata": metadata})
         except ApiError as error:
-            if error.status == NO_KIND and error.reason == "NotFound" and "namespaces" not in error.text:
+            if error.not_found and error.reason == "NotFound" and "namespaces" not in error.text:
                 raise UserError(
                     "--on kubernetes",
                     f"{self._api.server} has no kind ScenarioRun",
@@ -261,14 +260,14 @@ class ClientRun:
         before = ScenarioRunStatus()
         existed = listed = False
         async for event in self._api.watch("ScenarioRun", self._namespace, fields=fields):
-            if event.type == "SYNCED":
+            if event.type == SYNCED:
                 if existed and not listed:
                     break
                 listed = False
                 continue
-            if event.type == "DELETED":
+            if event.type == DELETED:
                 break
-            existed, listed = True, event.type == "LISTED"
+            existed, listed = True, event.type == LISTED
             try:
                 status = read(ScenarioRunStatus, event.object.get("status"))
             except ValueError as error:

@@ -11,12 +11,9 @@ from collections.abc import Callable
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod
 from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
-from testbed_runtime.kube.api import Api
+from testbed_runtime.kube.api import DELETED, LISTED, SYNCED, Api
 from testbed_runtime.timeouts import cancel_all
 
-DELETED = "DELETED"
-LISTED = "LISTED"
-SYNCED = "SYNCED"
 NODE_LOST_S = 15.0
 """A node that is not ready for this long counts as lost. A node that only failed to reach the API server is ready again sooner."""
 

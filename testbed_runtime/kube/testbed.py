@@ -22,7 +22,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.probes import PATH_LIMIT_S
+from testbed_runtime.faults.probes import path_from
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
@@ -166,14 +166,9 @@ class KubeTestbed:
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
         """Measure the pod network from the first TaskManager to the second (or the JobManager)."""
         source, destination = self._names[0], [*self._names, JOBMANAGER][1]
-        host, _ = self._access.address(destination, naming.ECHO_PORT)
-        found = await self._control.call(
-            "GET",
-            self._access.address(source, naming.SUPERVISOR_PORT),
-            f"/v1/path?host={host}&port={naming.ECHO_PORT}",
-            timeout_s=PATH_LIMIT_S,
-        )
-        return {f"{source}->{destination}": found}
+        agent = self._access.address(source, naming.SUPERVISOR_PORT)
+        echo = self._access.address(destination, naming.ECHO_PORT)
+        return {f"{source}->{destination}": await path_from(agent, echo, self._control)}
 
     async def submit(self) -> None:
         await self._jobs().submit(self.plan.job, self.plan.configuration)

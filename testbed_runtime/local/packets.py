@@ -18,7 +18,7 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.packets.commands import support
-from testbed_runtime.faults.probes import PATH_LIMIT_S
+from testbed_runtime.faults.probes import path_from
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 from testbed_runtime.local import namespaces
 from testbed_runtime.local.process_host import LocalProcessHost
@@ -156,11 +156,11 @@ class LocalPackets:
     async def paths(self) -> dict[str, Any]:
         """Measure from the first TaskManager to the second one (or to the JobManager), with the first one's agent."""
         source, destination = self._names[0], [*self._names, JOBMANAGER][1]
-        control = ControlClient(self._token, timeout_s=PATH_LIMIT_S)
-        echo = f"host={self._open_network.members[destination].address}&port={naming.AGENT_ECHO_PORT}"
+        control = ControlClient(self._token)
+        echo = (self._open_network.members[destination].address, naming.AGENT_ECHO_PORT)
         try:
-            address = self._address(Agent(source))
-            return {f"{source}->{destination}": await control.call("GET", address, f"/v1/path?{echo}")}
+            found = await path_from(self._address(Agent(source)), echo, control)
+            return {f"{source}->{destination}": found}
         finally:
             await control.close()
 

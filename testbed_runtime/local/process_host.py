@@ -21,7 +21,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.http import ControlClient, FaultClient
-from testbed_runtime.faults.probes import PATH_LIMIT_S
+from testbed_runtime.faults.probes import path_from
 from testbed_runtime.local import registry
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address, address_of
@@ -126,10 +126,9 @@ class LocalProcessHost:
 
     async def path(self) -> dict[str, Any]:
         """Measure loopback, from the supervisor to its own echo endpoint (`faults.probes.path_of`)."""
-        if self._supervisor is None:
+        if self._supervisor is None or self._control is None:
             raise Unreachable("the supervisor is not running")
-        host, port = self._supervisor.ready["echo"]
-        return dict(await self._call("GET", f"/v1/path?host={host}&port={port}", timeout_s=PATH_LIMIT_S))
+        return await path_from(self._address, address_of(self._supervisor.ready["echo"]), self._control)
 
     async def check(self, names: Sequence[str] = NEEDED) -> None:
         """Raise HeadgateError if the supervisor or one of these processes is gone and Headgate did not end it."""

@@ -24,7 +24,7 @@ from testbed_runtime.taskmanager.gateway import JobMasterGateway
 
 if TYPE_CHECKING:
     from testbed_runtime.taskmanager.services import TaskServices
-from testbed_runtime.timeouts import cancel_all
+from testbed_runtime.timeouts import Timer, cancel_all
 
 PartitionNotFoundCallback: TypeAlias = Callable[[RemoteInputChannel], None]
 
@@ -82,7 +82,7 @@ class PartitionRequests:
         self._on_verdict = on_verdict
         self._gates: list[InputGate] = []
         self._workers: dict[str, asyncio.Task[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer()
         self._closed = False
         self._stride = services.pace.channel_stride
         """The first request is recorded as an event only for channels whose index is a multiple of this number."""
@@ -169,14 +169,9 @@ class PartitionRequests:
     def _arm(self) -> None:
         deadlines = [gate.next_deadline for gate in self._gates]
         deadline = min((d for d in deadlines if d is not None), default=None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if deadline is not None and not self._closed:
-            self._timer = asyncio.get_running_loop().call_at(deadline, self._on_timer)
+        self._timer.set(None if self._closed else deadline, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = None
         now = self._clock.now()
         for gate in self._gates:
             for channel in gate.channels:
@@ -231,7 +226,5 @@ class PartitionRequests:
 
     async def close(self) -> None:
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         await cancel_all(*self._workers.values())

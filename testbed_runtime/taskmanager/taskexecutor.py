@@ -58,6 +58,7 @@ from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.tasks import TaskTable
+from testbed_runtime.timeouts import Timer
 
 
 class TaskExecutorConfig(Struct, frozen=True):
@@ -82,7 +83,7 @@ class TaskExecutor:
         self._services = services
         self._keeper = TaskKeeper()
         self._slots = TaskSlotTable(config.slots, options.duration("taskmanager.slot.timeout"))
-        self._slot_timer: asyncio.TimerHandle | None = None
+        self._slot_timer = Timer()
         self._jobs: dict[str, JobConnection] = {}
         self._sessions = 0
         """Number of connections to JobMasters so far."""
@@ -142,8 +143,7 @@ class TaskExecutor:
         await self._tasks.close()
         for connection in list(self._jobs.values()):
             await connection.close()
-        if self._slot_timer is not None:
-            self._slot_timer.cancel()
+        self._slot_timer.cancel()
         await self._keeper.close()
 
     # ---- ResourceManager -------------------------------------------------------------------------------------
@@ -284,15 +284,9 @@ class TaskExecutor:
             self._disconnect(connection, FlinkError("FlinkException", text))
 
     def _arm_slot_timer(self) -> None:
-        if self._slot_timer is not None:
-            self._slot_timer.cancel()
-            self._slot_timer = None
-        deadline = self._slots.next_deadline()
-        if deadline is not None:
-            self._slot_timer = asyncio.get_running_loop().call_at(deadline, self._on_slot_timer)
+        self._slot_timer.set(self._slots.next_deadline(), self._on_slot_timer)
 
     def _on_slot_timer(self) -> None:
-        self._slot_timer = None
         for slot in self._slots.expired(asyncio.get_running_loop().time()):
             self._give_back(slot, f"The slot {slot.allocation} has timed out.")
         self._arm_slot_timer()

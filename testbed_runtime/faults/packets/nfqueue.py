@@ -21,7 +21,7 @@ from testbed_runtime.faults.packets import rules as kernel
 from testbed_runtime.faults.packets.commands import nft, run, run_checked
 from testbed_runtime.faults.packets.machine import Ends, Fate, Impairer, ends_of, together, with_flipped_bit
 from testbed_runtime.faults.packets.placing import INPUT, PacketRule
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import Timer, timeout
 
 QUEUE_PACKETS = 20_000
 """Maximum packets that wait in the kernel: 200 ms at 100,000 packets a second."""
@@ -49,7 +49,7 @@ class PacketQueue:
         self._sequence = 0
         self._rules: tuple[tuple[PacketRule, Impairer], ...] = ()
         self._held: list[tuple[float, int, int, bytes | None]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer()
         self.counters: dict[str, Counter[str]] = {}
         """Rule id → packets, lost, corrupted, overtaken, held_us."""
 
@@ -75,9 +75,7 @@ class PacketQueue:
         """Remove the rules, pass held packets and unbind the queue. Idempotent."""
         self._rules = ()
         await self._rules_off()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         while self._held:
             _, _, packet, payload = heapq.heappop(self._held)
             self._say(packet, accept=True, payload=payload)
@@ -231,14 +229,9 @@ class PacketQueue:
         return together(fates, now)
 
     def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._held:
-            self._timer = asyncio.get_running_loop().call_at(self._held[0][0], self._on_time)
+        self._timer.set(self._held[0][0] if self._held else None, self._on_time)
 
     def _on_time(self) -> None:
-        self._timer = None
         now = asyncio.get_running_loop().time()
         while self._held and self._held[0][0] <= now:
             _, _, packet, payload = heapq.heappop(self._held)
