@@ -42,7 +42,7 @@ from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager, restarted
-from testbed_runtime.jobmanager.scheduler import Scheduler
+from testbed_runtime.jobmanager.scheduler import SERVICE_TIME, Scheduler
 from testbed_runtime.jobmanager.services import RunAsync, Services, on_run_async
 from testbed_runtime.jobmanager.state import JobState
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
@@ -52,6 +52,9 @@ from testbed_runtime.ports.rpc import Handler
 _S = ExecutionState
 NOT_RESPONSIBLE = "The JobManager is not responsible for job {0}. Maybe the TaskManager used outdated connection information."
 """Flink's text."""
+
+BUSY_S = 5.0
+"""A JobMaster that has handled messages for so long without a break is busy."""
 
 
 class JobMaster:
@@ -201,8 +204,18 @@ class JobMaster:
             taskmanagers=self._rm.taskmanagers,
             counters=self._counters(),
             stop_refused=self._checkpoints.drain_refused,
-            waits_for=self._services.waits.longest(JOBMASTER_NAME),
+            waits_for=self._waits_for(),
         )
+
+    def _waits_for(self) -> str:
+        """Describe the longest wait, and what keeps the JobMaster busy meanwhile."""
+        services, options = self._services, self._services.options
+        longest, busy_s = services.waits.longest(JOBMASTER_NAME), services.rpc.busy_s(JOBMASTER)
+        if not longest or busy_s < BUSY_S:
+            return longest
+        each = options.duration(SERVICE_TIME)
+        text = f", each for {SERVICE_TIME} = {options.shown(SERVICE_TIME)}" if each else ""
+        return f"{longest}. It has been busy with messages for {busy_s:.1f} s without a break{text}"
 
     def _counters(self) -> dict[str, float]:
         """Sum up the TaskManagers' heartbeat payloads, and add the JobMaster's own counters."""

@@ -63,6 +63,9 @@ class Rpc(Protocol):
         """Put a message into a mailbox of this process, without an answer. Timers and task callbacks use it. The message is dropped if
         the endpoint is not open."""
 
+    def busy_s(self, endpoint: str) -> float:
+        """Return for how long an endpoint of this process has handled one message after the other. 0 while its mailbox is empty."""
+
     async def ask(
         self, peer: str, address: Address, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""
     ) -> Any:

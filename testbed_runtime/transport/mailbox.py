@@ -154,6 +154,11 @@ class Mailbox:
         self._current: _Letter | None = None
         self._empty: asyncio.Future[None] | None = None
         """Set while `run` waits for a message."""
+        self._busy_since: float | None = None
+
+    def busy_s(self) -> float:
+        """Return for how long one message has followed the other. 0 while none is processed."""
+        return 0.0 if self._busy_since is None else asyncio.get_running_loop().time() - self._busy_since
 
     def __len__(self) -> int:
         """Number of queued messages."""
@@ -174,9 +179,11 @@ class Mailbox:
         loop = asyncio.get_running_loop()
         while True:
             while self._queue:
+                self._busy_since = self._busy_since or loop.time()
                 self._current = self._queue.popleft()
                 await self._handle(self._current)
                 self._current = None
+            self._busy_since = None
             self._empty = loop.create_future()
             await self._empty
 
@@ -285,6 +292,9 @@ class Endpoints:
     def waiting(self, endpoint: str) -> int:
         """Number of messages in the endpoint's queue."""
         return len(self._mailboxes[endpoint])
+
+    def busy_s(self, endpoint: str) -> float:
+        return self._mailboxes[endpoint].busy_s() if endpoint in self._mailboxes else 0.0
 
     async def close(self) -> None:
         await cancel_all(*self._tasks.values())

@@ -62,6 +62,9 @@ class EndpointRpc(ABC):
         """Number of messages in the endpoint's queue."""
         return self._endpoints.waiting(endpoint)
 
+    def busy_s(self, endpoint: str) -> float:
+        return self._endpoints.busy_s(endpoint)
+
     async def ask(
         self, peer: str, address: Address, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""
     ) -> Any:

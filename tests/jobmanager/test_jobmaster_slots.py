@@ -560,3 +560,14 @@ async def test_J_63_heartbeats_of_the_jobmaster_name_the_slots_that_it_holds():
         await asyncio.sleep(2.5)
         assert set(named) == {tm.slot_report}
         assert len(tm.slot_report) == 1
+
+
+@virtually
+async def test_a_busy_jobmaster_says_what_keeps_it_busy():
+    """TaskManagers repeat their registrations faster than it answers them, so it never gets the slots of its job."""
+    async with Cluster(4, {"headgate.jobmanager.service-time": "300 ms"}) as cluster:
+        await cluster.submit()
+        await asyncio.sleep(60)
+        waits_for = (await cluster.status()).waits_for
+        assert waits_for.startswith("a slot for each task: 4 slots (for ")
+        assert "s without a break, each for headgate.jobmanager.service-time = 300 ms" in waits_for
