@@ -247,11 +247,14 @@ class _Walk:
             ]
             return _latest(back, wait)
         ended = min(wait.end_ns, self.at)
-        ended_in = slice(
-            bisect_right(self._ends, wait.start_ns), bisect_right(self._ends, ended + EPSILON_NS)
+        began, last = (
+            bisect_right(self._ends, wait.start_ns),
+            bisect_right(self._ends, wait.end_ns + EPSILON_NS),
         )
-        inside = [w for w in self.waits[ended_in] if id(w) not in self._taken and w.start_ns < self.at]
-        parts = [w for w in inside if _is_part(w, wait)]
+        untaken = [w for w in self.waits[began:last] if id(w) not in self._taken and w.start_ns < self.at]
+        inside = [w for w in untaken if w.end_ns <= ended + EPSILON_NS]
+        # several requests can be under way at the same time
+        parts = [w for w in untaken if (w.end_ns <= self.at or is_slot_request(w)) and _is_part(w, wait)]
         if (wait.outcome.belongs_to_option or wait.kind == "stalled") and not delayed:
             return _latest(parts, wait)
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
