@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,15 +12,14 @@ from msgspec.structs import replace
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
-from testbed_runtime.core.errors import HeadgateError, first_line
 from testbed_runtime.evaluation.tables import TrialFiles
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.digests import changed, recounted
 from testbed_runtime.history.numbers import NUMBERS
+from testbed_runtime.history.reader import open_table, read_seal, require_rows, unreadable
 from testbed_runtime.history.schema import TABLES, Trial
-from testbed_runtime.history.sealing import sealed_blocks
 from testbed_runtime.history.validation import (
     DamagedHistory,
     check_causality,
@@ -29,7 +27,6 @@ from testbed_runtime.history.validation import (
     check_order,
     check_repeated,
     check_rows,
-    check_schema,
     check_sealed,
     check_times,
 )
@@ -95,11 +92,10 @@ def _of_trial(index: int, trial: TrialFiles) -> Iterator[Split]:
 
 
 def _footer(trial: TrialFiles, table: str) -> pq.FileMetaData:
-    with _opened(trial, table) as file:
-        if file.metadata.num_rows != trial.rows.get(table, file.metadata.num_rows):
-            raise _miscounted(trial, table, file.metadata.num_rows)
-        blocks = sealed_blocks(trial.folder).get(table)
-        if more := recounted(table, blocks, file.metadata.num_rows):
+    with open_table(trial.folder, table) as file:
+        rows = file.metadata.num_rows
+        require_rows(trial.folder, table, rows, trial.rows[table])
+        if more := recounted(table, read_seal(trial.folder).blocks.get(table), rows):
             raise DamagedHistory(f"history/{trial.trial}", more)
         return file.metadata
 
@@ -109,7 +105,7 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
     Raises HeadgateError with the path of a file that is missing or unreadable, and DamagedHistory with table, column and row."""
     tables: dict[str, pa.Table] = {}
     found: list[Damage] = []
-    blocks = sealed_blocks(trial.folder)
+    blocks = read_seal(trial.folder).blocks
     for table, groups in split.groups.items():
         tables[table], first_row = _read(trial, table, groups, columns(table, whole=split.whole))
         problems = check_rows(table, tables[table], run=trial.run, trial=trial.trial)
@@ -148,36 +144,13 @@ def _read(
     trial: TrialFiles, table: str, groups: tuple[int, ...] | None, wanted_columns: list[str]
 ) -> tuple[pa.Table, int]:
     """Return rows of a table, and the number of the first one in the file."""
-    with _opened(trial, table) as file:
-        if damaged := check_schema(table, file.schema_arrow):
-            raise DamagedHistory(f"history/{trial.trial}", damaged)
+    with open_table(trial.folder, table) as file:
         wanted = range(file.num_row_groups) if groups is None else groups
         first = sum(file.metadata.row_group(n).num_rows for n in range(wanted[0])) if wanted else 0
         try:
             rows = file.read_row_groups(list(wanted), columns=wanted_columns, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise _damaged(trial, table, error) from None
-    if groups is None and len(rows) != trial.rows.get(table, len(rows)):
-        raise _miscounted(trial, table, len(rows))
+            raise unreadable(trial.folder, table, error) from None
+    if groups is None:
+        require_rows(trial.folder, table, len(rows), trial.rows[table])
     return rows.select(wanted_columns), first
-
-
-def _opened(trial: TrialFiles, table: str) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(Path(trial.folder) / f"{table}.parquet", memory_map=True)
-    except FileNotFoundError:
-        raise HeadgateError(
-            f"{trial.shown(table)} is missing from a sealed trial. Restore it, or run the scenario again."
-        ) from None
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(trial, table, error) from None
-
-
-def _damaged(trial: TrialFiles, table: str, error: Exception) -> HeadgateError:
-    return HeadgateError(f"{trial.shown(table)} is truncated or damaged: {first_line(error)}")
-
-
-def _miscounted(trial: TrialFiles, table: str, rows: int) -> HeadgateError:
-    return HeadgateError(
-        f"{trial.shown(table)} has {rows} rows, {trial.rows[table]} were sealed. Restore it, or run the scenario again."
-    )

@@ -30,7 +30,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(str(folder), f"is not the folder of a run: it has no {MANIFEST}", _runs_in(folder))
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             str(path), f"is not JSON: {error}", "the run's manifest is damaged; run the scenario again"
         ) from None

@@ -16,6 +16,8 @@ from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_
 from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
 from testbed_runtime.history.validation import DamagedHistory, check_schema, check_sealed, require_sound
 
+RESTORE = "restore it, or run the scenario again"
+
 
 def read_trial(
     folder: str | Path, *, run: str = "", trial: str = "", entry: Mapping[str, Any] | None = None
@@ -25,12 +27,7 @@ def read_trial(
 
     With the trial's `entry` in the manifest the rows are validated too (DamagedHistory)."""
     folder = Path(folder)
-    report = _report(folder)
-    unsealed = [name for name in TABLES if name not in report.rows]
-    if unsealed:
-        raise UserError(
-            str(folder / SEALED), f"has no number of rows of {', '.join(unsealed)}", "run the scenario again"
-        )
+    report = read_seal(folder)
     tables = {name: _table(folder, name, report.rows[name]) for name in TABLES}
     found = Trial(
         run=run or folder.resolve().parent.parent.name,
@@ -45,45 +42,70 @@ def read_trial(
     return found
 
 
-def _report(folder: Path) -> SealReport:
+def read_seal(folder: Path) -> SealReport:
+    """Read the seal of `<run>/history/<trial>`. Raises UserError if it is missing, damaged, incomplete or of another version."""
+    where = f"history/{folder.name}"
     if not folder.is_dir():
-        raise UserError(
-            str(folder), "the trial's folder does not exist", "name the folder <run>/history/<trial>"
-        )
+        raise UserError(where, "does not exist, so the trial is not sealed", "run the scenario again")
     try:
         report = read_sealed(folder)
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise UserError(str(folder / SEALED), f"is damaged: {error}", "run the scenario again") from None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        problem = f"is truncated or damaged: {first_line(error)}"
+        raise UserError(f"{where}/{SEALED}", problem, "run the scenario again") from None
     if report is None:
-        raise _not_sealed(folder)
+        raise _not_sealed(folder, where)
     if report.schema != SCHEMA_VERSION:
         problem = f"has schema version {report.schema}, but this version of headgate reads {SCHEMA_VERSION}"
-        raise UserError(str(folder / SEALED), problem, "use the version that recorded it")
+        raise UserError(f"{where}/{SEALED}", problem, "use the version that recorded it")
+    for what, of_table in (("number of rows", report.rows), ("digests", report.blocks or report.rows)):
+        if missing := ", ".join(name for name in TABLES if name not in of_table):
+            raise UserError(f"{where}/{SEALED}", f"has no {what} of {missing}", "run the scenario again")
     return report
 
 
-def _not_sealed(folder: Path) -> UserError:
+def _not_sealed(folder: Path, where: str) -> UserError:
     if any((folder / SEGMENTS_FOLDER).glob("*" + SUFFIX)):
-        problem = "the history was recorded but not sealed, because the run was interrupted"
-        return UserError(str(folder), problem, "seal it first, or run the scenario again")
-    return UserError(str(folder), "contains no history", "name the folder <run>/history/<trial>")
+        problem = "was recorded but is not sealed, because the run was interrupted"
+        return UserError(where, problem, "seal it first, or run the scenario again")
+    return UserError(
+        where, "is not sealed: the run was cut off before this trial ended", "run the scenario again"
+    )
 
 
-def _table(folder: Path, name: str, rows: int) -> pa.Table:
+def open_table(folder: Path, name: str) -> pq.ParquetFile:
+    """Open the file of a table. Raises UserError if it is missing or damaged, and DamagedHistory if it lacks columns."""
     path = folder / f"{name}.parquet"
-    if not path.exists():
-        raise UserError(str(path), "is missing from a sealed trial", "run the scenario again")
     try:
-        table = pq.ParquetFile(path).read()
+        file = pq.ParquetFile(path, memory_map=True)
+    except FileNotFoundError:
+        where = f"history/{folder.name}/{name}.parquet"
+        raise UserError(where, "is missing from a sealed trial", RESTORE) from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(
-            str(path),
-            f"is truncated or damaged: {first_line(error)}",
-            "restore the file, or run the scenario again",
-        ) from None
-    if damaged := check_schema(name, table.schema):
+        raise unreadable(folder, name, error) from None
+    if damaged := check_schema(name, file.schema_arrow):
+        file.close()
         raise DamagedHistory(f"history/{folder.name}", damaged)
-    if len(table) != rows:
-        hint = "restore the file, or run the scenario again"
-        raise UserError(str(path), f"has {len(table)} rows instead of {rows}", hint)
+    return file
+
+
+def unreadable(folder: Path, name: str, error: Exception) -> UserError:
+    """Return the error for a file of a table that could not be read."""
+    problem = f"is truncated or damaged: {first_line(error)}"
+    return UserError(f"history/{folder.name}/{name}.parquet", problem, RESTORE)
+
+
+def require_rows(folder: Path, name: str, rows: int, sealed: int) -> None:
+    """Raise UserError if a table does not have the number of rows that was sealed."""
+    if rows != sealed:
+        problem = f"has {rows} rows, {sealed} were sealed"
+        raise UserError(f"history/{folder.name}/{name}.parquet", problem, RESTORE)
+
+
+def _table(folder: Path, name: str, sealed: int) -> pa.Table:
+    with open_table(folder, name) as file:
+        try:
+            table = file.read()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise unreadable(folder, name, error) from None
+    require_rows(folder, name, len(table), sealed)
     return table.select(arrow_schema(name).names)

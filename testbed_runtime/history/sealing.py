@@ -53,21 +53,6 @@ def read_sealed(folder: Path) -> SealReport | None:
     return msgspec.json.decode(path.read_bytes(), type=SealReport)
 
 
-class _Blocks(Struct, frozen=True):
-    blocks: dict[str, list[Block]] = {}
-
-
-def sealed_blocks(folder: Path) -> dict[str, list[Block]]:
-    """Return the digests of each table of a sealed folder. Empty if an earlier version sealed it. Raises HeadgateError if they are
-    damaged."""
-    try:
-        return msgspec.json.decode((folder / SEALED).read_bytes(), type=_Blocks).blocks
-    except (OSError, msgspec.MsgspecError) as error:
-        raise HeadgateError(
-            f"history/{folder.name}/{SEALED} is truncated or damaged: {error}. Run the scenario again."
-        ) from None
-
-
 def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
     """Seal the segments of a trial's folder. The truncated end of a killed process or recorder is tolerated and reported.
     Raises SealingError if the folder was sealed with different content, and RecordingError if writing fails."""

@@ -18,7 +18,7 @@ from testbed_runtime.core.documents import (
 )
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.files import read_json, write_whole
-from testbed_runtime.history.manifest import MANIFEST
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
@@ -79,17 +79,16 @@ def _refused(name: str, why: str) -> RunView:
 
 
 def _read(run: Path) -> RunView:
-    needed = {}
-    for name in (MANIFEST, VERDICT_FILE):
-        try:
-            needed[name] = json.loads((run / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise HeadgateError(f"cannot read {run / name}: {error}") from None
+    manifest, path = read_manifest(run), run / VERDICT_FILE
+    try:
+        verdict = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HeadgateError(f"cannot read {path}: {error}") from None
     return build(
-        needed[MANIFEST],
+        manifest,
         read_json(run / METRICS_FILE, []),
         read_json(run / TIMESERIES_FILE, {}),
-        needed[VERDICT_FILE],
+        verdict,
         recoveries=read_recoveries(run),
         comparison=read_json(run / COMPARISON_FILE, {}),
     )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import run, splits, tables, worker
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA, read_manifest
+from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES
 from tests.report import synthetic
 
@@ -27,13 +30,32 @@ def folder(run_folder: Path, tmp_path: Path) -> Path:
 
 
 def said(folder: Path) -> str:
-    """Return the message of a history that cannot be read; the pieces are read as the tasks of the evaluation do."""
+    """Return the message of a history that cannot be read."""
     with pytest.raises(HeadgateError) as caught:
         read_all(folder)
     return str(caught.value)
 
 
 def read_all(folder: Path) -> None:
+    """Read the histories as the tasks of the evaluation do, and as one process does. Both find the same."""
+    both: list[str] = []
+    for read in (read_pieces, read_trials):
+        try:
+            read(folder)
+        except HeadgateError as error:
+            both.append(str(error))
+    assert len(set(both)) < 2
+    if both:
+        raise HeadgateError(both[0])
+
+
+def read_trials(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    for entry in manifest["trials"]:
+        read_trial(folder / "history" / entry["trial"], run=manifest["run"], entry=entry)
+
+
+def read_pieces(folder: Path) -> None:
     trials = tables.open_trials(folder, read_manifest(folder))
     for piece in splits.plan(trials):
         splits.read(piece, trials[piece.trial])
@@ -53,7 +75,7 @@ def test_a_truncated_table_is_named(folder: Path, table: str):
     """Cut anywhere, even in the middle of the data."""
     path = folder / "history" / TRIAL / f"{table}.parquet"
     path.write_bytes(path.read_bytes()[:-20])
-    assert said(folder).startswith(f"history/{TRIAL}/{table}.parquet is truncated or damaged: ")
+    assert said(folder).startswith(f"history/{TRIAL}/{table}.parquet: is truncated or damaged: ")
 
 
 def test_damage_in_the_middle_of_the_data_is_found(folder: Path):
@@ -62,7 +84,7 @@ def test_damage_in_the_middle_of_the_data_is_found(folder: Path):
     data = bytearray(path.read_bytes())
     data[4:3000] = bytes(2996)
     path.write_bytes(data)
-    assert "tasks.parquet is truncated or damaged" in said(folder)
+    assert "tasks.parquet: is truncated or damaged" in said(folder)
 
 
 def test_missing_rows_missing_tables_and_missing_columns_are_distinguished(folder: Path):
@@ -70,24 +92,95 @@ def test_missing_rows_missing_tables_and_missing_columns_are_distinguished(folde
     path = folder / "history" / TRIAL / "events.parquet"
     events = pq.read_table(path)
     pq.write_table(events.slice(1), path)
-    assert f"events.parquet has {len(events) - 1} rows, {len(events)} were sealed" in said(folder)
+    assert f"events.parquet: has {len(events) - 1} rows, {len(events)} were sealed" in said(folder)
     pq.write_table(events.drop_columns(["text"]), path)
     assert "events.parquet, column text: is missing; another version of Headgate wrote the file" in said(
         folder
     )
     path.unlink()
-    assert "events.parquet is missing from a sealed trial" in said(folder)
+    assert "events.parquet: is missing from a sealed trial" in said(folder)
 
 
 def test_a_trial_that_was_never_sealed_is_reported(folder: Path):
     """The run was cut off; of an interrupted run the other trials count."""
     sealed = folder / "history" / TRIAL / "sealed.json"
     sealed.write_text("{")
-    assert f"history/{TRIAL}/sealed.json is truncated or damaged" in said(folder)
+    assert f"history/{TRIAL}/sealed.json: is truncated or damaged" in said(folder)
     sealed.unlink()
-    assert f"history/{TRIAL} is not sealed" in said(folder)
+    assert f"history/{TRIAL}: is not sealed" in said(folder)
     manifest = {**read_manifest(folder), "interrupted": True}
     assert TRIAL not in [t.trial for t in tables.open_trials(folder, manifest)]
+
+
+def replaced_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def linked(target: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return change
+
+
+def with_text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+def changed(change: Callable[[Any], object]) -> Callable[[Path], None]:
+    """Change the values in a JSON file."""
+
+    def of(path: Path) -> None:
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return of
+
+
+UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("tasks.parquet", replaced_by_a_folder, "is truncated or damaged: "),
+    ("tasks.parquet", linked("tasks.parquet"), "is truncated or damaged: "),
+    ("tasks.parquet", linked("nowhere"), "is missing from a sealed trial"),
+    ("tasks.parquet", with_text(""), "is truncated or damaged: "),
+    ("tasks.parquet", with_text("task,vertex"), "is truncated or damaged: "),
+    ("sealed.json", replaced_by_a_folder, "is truncated or damaged: "),
+    ("sealed.json", with_text(""), "is truncated or damaged: "),
+    ("sealed.json", with_text("[" * 100_000), "is truncated or damaged: "),
+    ("sealed.json", changed(lambda seal: seal["rows"].update(tasks="5")), "is truncated or damaged: "),
+    ("sealed.json", changed(lambda seal: seal["rows"].pop("tasks")), "has no number of rows of tasks"),
+    (
+        "sealed.json",
+        changed(lambda seal: seal.update(blocks={"events": []})),
+        "has no digests of channels, tasks, ",
+    ),
+    ("sealed.json", changed(lambda seal: seal.update(schema=2)), "has schema version 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "problem"), UNREADABLE)
+def test_a_file_that_cannot_be_read_is_named(
+    folder: Path, name: str, damage: Callable[[Path], object], problem: str
+):
+    """Whatever is in its place, and whatever a seal lacks: a seal without the digests of a table would accept any rows."""
+    damage(folder / "history" / TRIAL / name)
+    assert said(folder).startswith(f"history/{TRIAL}/{name}: {problem}")
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_later_version_may_have_written_more(folder: Path, later: bool):
+    """Columns, tables and keys that this version does not know are left out."""
+    history = folder / "history" / TRIAL
+    for path in history.glob("*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        if later:
+            rows = rows.append_column("heap", pa.array([1.5] * len(rows)))
+        pq.write_table(rows.select(rows.column_names[::-1]), path, compression="snappy")
+    (history / "gpu.parquet").write_text("")
+    changed(lambda seal: seal.update(heap=1))(history / "sealed.json")
+    read_all(folder)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_damaged_trial_is_named_in_one_line(
     data[4:3000] = bytes(2996)
     path.write_bytes(data)
     with pytest.raises(
-        HeadgateError, match=r"^history/main-2/channels\.parquet is truncated or damaged: .*$"
+        HeadgateError, match=r"^history/main-2/channels\.parquet: is truncated or damaged: .*$"
     ):
         evaluate(lambda: spark, folder, lambda line: None)
     assert not (folder / "metrics.json").exists()

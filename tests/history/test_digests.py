@@ -19,8 +19,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import splits, tables
 from testbed_runtime.history.digests import block_of, changed, digest, recounted
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.history.reader import read_trial
-from testbed_runtime.history.sealing import SEALED, sealed_blocks
+from testbed_runtime.history.reader import read_seal, read_trial
+from testbed_runtime.history.sealing import SEALED
 from testbed_runtime.history.validation import DamagedHistory
 from tests.checking.written import texts
 
@@ -207,11 +207,11 @@ def test_a_seal_of_an_earlier_version_has_no_digests(folder: Path):
     """Its trial is judged by the rules alone; one with damaged digests is not judged."""
     path = folder / "history" / TRIAL / SEALED
     sealed = json.loads(path.read_text())
-    assert sealed_blocks(path.parent).keys() == sealed["rows"].keys()
+    assert read_seal(path.parent).blocks.keys() == sealed["rows"].keys()
     path.write_text(json.dumps(sealed | {"blocks": {"tasks": [1]}}))
-    with pytest.raises(HeadgateError, match=r"history/main-1/sealed\.json is truncated or damaged"):
-        sealed_blocks(path.parent)
+    with pytest.raises(HeadgateError, match=r"history/main-1/sealed\.json: is truncated or damaged"):
+        read_seal(path.parent)
     del sealed["blocks"]
     path.write_text(json.dumps(sealed))
-    assert sealed_blocks(path.parent) == {}
+    assert read_seal(path.parent).blocks == {}
     assert found(rewritten(folder, "events", put("text", 0, "another"))) == set()

@@ -271,7 +271,7 @@ def test_a_summary_is_written_from_the_folders_of_runs(documents: Documents, tmp
     """`headgate ci` calls this. A run without a manifest or verdict is refused by name."""
     run = tmp_path / "run"
     run.mkdir()
-    with pytest.raises(HeadgateError, match=r"cannot read .*manifest\.json"):
+    with pytest.raises(HeadgateError, match=r"has no manifest\.json"):
         write_summary(tmp_path, [run])
     (run / "manifest.json").write_text(json.dumps(documents.manifest))
     (run / "verdict.json").write_text(json.dumps(documents.verdict))
