@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from testbed_runtime.checking.answer import _Paths
+from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import Window, Windows
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.rounds import Outage, RoundSpan
+from testbed_runtime.core.judgement.quantities import seconds
 from tests.checking.test_outages import behind
-from tests.checking.test_round_paths import NS, at, cause, fault, parts
+from tests.checking.test_round_paths import NS, at, cause, fault, parts, wait
 
 
 def catch_up(
@@ -144,3 +146,28 @@ def test_a_fault_is_not_charged_while_the_job_works_off_what_it_has(
         built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received, busy_ns=busy_ns)  # fmt: skip
     owners = zip(("catch-up", "mild", "catch-up"), parts_s, strict=False)
     assert catch_up(built, (fault("mild", 11, 15, "network.latency"),)) == list(owners)
+
+
+@pytest.mark.parametrize(
+    ("waits", "recovered", "behind"),
+    [
+        ((), True, 2),
+        ((wait("partition", 11, 12),), True, 4),
+        ((wait("restore", 9, 14), wait("open", 11, 13)), True, 6),
+        ((wait("partition", 11.1, 12),), True, 2),  # shorter than a second
+        ((wait("slot", 11, 13),), True, 2),
+        ((wait("partition", 11, 13, "expired"),), True, 2),
+        ((wait("partition", 8, 9.5),), True, 2),  # before the job ran
+        ((wait("partition", 11, 20),), True, 12),
+        ((wait("partition", 11, 20.1),), True, 2),  # after the outage
+        ((wait("partition", 11, 13),), False, 2),
+    ],
+)
+def test_a_job_works_off_its_backlog_since_the_last_wait_that_held_records_back(
+    history: Any, waits: tuple[Any, ...], recovered: bool, behind: int
+):
+    """The effect was at 8 s, the job runs again at 10 s, and it has caught up at 20 s."""
+    rounds = (RoundSpan(at(8), at(20), cause(8), running=at(10)),)
+    outage = Outage(fault("kill", 8, 9), at(8), at(20), rounds, recovered, at(20) if recovered else None)
+    found = backlog_words(history.empty().trial(), outage, at(10), waits=waits, baseline=None, stored=False)
+    assert found == f"backlog of {seconds(behind)}"

@@ -20,7 +20,8 @@ def sample(built: Any, t: float, side: str, **changed: Any) -> None:
 
 
 def recorded(history: Any) -> Any:
-    """The reader stops at 3 s; its window is closed at 3.2 s, the sender's queue is full at 4 s, it is blocked at 4.1 s."""
+    """The reader stops at 3 s; its window is closed at 3.2 s, the sender's queue is full at 4 s, it is blocked at 4.1 s. Its window limited the
+    connection for 2 s before, and for 0.6 s of these 1.2 s."""
     built = history.empty()
     for t, changed in (
         (2.9, {}),
@@ -33,9 +34,9 @@ def recorded(history: Any) -> Any:
         (2.9, {}),
         (3.2, {"peer_window": 0, "send_queue": 50}),
         (4.0, {"peer_window": 0, "send_queue": 950, "probes": 2}),
-        (4.1, {"peer_window": 0, "send_queue": 1000, "writable": False, "limited_s": 0.6}),
+        (4.1, {"peer_window": 0, "send_queue": 1000, "writable": False, "limited_s": 2.6}),
     ):
-        sample(built, t, "producer", **changed)
+        sample(built, t, "producer", **{"limited_s": 2.0} | changed)
     return built
 
 

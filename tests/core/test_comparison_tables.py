@@ -48,6 +48,11 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
     assert comparison(groups[2:3])["summary"] == []
     first = comparison([groups[0], groups[0]], keys=(DETECT,))
     assert first["summary"] == ["plain and plain are indistinguishable in recovery.detect"]
+    values = {"a": [1.0, 3.0] * 5, "b": [3.0, 1.0] * 5}
+    unsure = [Group(name=name, trials={i: [*rows_of(name, 2.0), bounded[0] | {"metric": "recovery.total", "value": v}] for i, v in enumerate(drawn)}) for name, drawn in values.items()]  # fmt: skip
+    assert comparison(unsure, keys=(DETECT, Key("recovery.total")))["summary"] == [
+        "b and a are indistinguishable in recovery.detect, recovery.total, within the intervals of the table"
+    ], "one of them is known to be equal"
     spread = comparison(
         [Group(name="a", trials={i: rows_of("a", v) for i, v in enumerate(TWO)})], keys=(DETECT,)
     )

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
+from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 
 
 def rows(variant: str, metric: str, values: list[float | None], **more: Any) -> list[dict[str, Any]]:
@@ -23,6 +24,10 @@ def test_a_distribution_is_the_median_and_the_middle_nine_tenths():
         "variant": "a", "metric": "recovery.total", "count": 101, "missing": 2, "median": 50.0, "low": 5.0, "high": 95.0,
         "bounded": 0,
     }  # fmt: skip
+    (late,) = distributions(
+        [*rows("a", "recovery.total", [1, None, 2], reason=NOT_RECOVERED), *rows("a", "recovery.total", [3])]
+    )
+    assert (late.count, late.missing, late.bounded) == (3, 1, 2), "a lower bound is a value"
     (none,) = distributions(rows("a", "recovery.total", [None]))
     assert none == Distribution("a", "recovery.total", 0, 1, None, None, None)
 

@@ -401,3 +401,5 @@ def test_two_durations_that_are_compared_have_one_unit_and_enough_digits():
     assert apart(3600.0, 4500.0) == ("60.0 min", "75.0 min")
     assert apart(22.69, 22.70) == ("22.69 s", "22.70 s")
     assert apart(0.0, 0.0) == ("0 s", "0 s")
+    assert apart(0.1, 0.1 + 1e-15) == ("100.000000000000 ms", "100.000000000001 ms")
+    assert apart(0.1, 0.1 + 1e-16) == ("100 ms", "100 ms"), "not more digits than a float has"
