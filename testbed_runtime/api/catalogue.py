@@ -286,8 +286,12 @@ _LEAST = {
     REQUIRED_PER_GATE: 1,
     SORT_MIN_BUFFERS: 1,
     MAX_TCP_CONNECTIONS: 1,
+    "taskmanager.network.request-backoff.initial": 0,
+    "taskmanager.network.request-backoff.max": 0,
+    "web.backpressure.delay-between-samples": 0,
+    "web.backpressure.refresh-interval": 0,
 }
-"""The smallest values of the options from which sizes are calculated."""
+"""The smallest values of options from which sizes and times are calculated."""
 
 _SHARES = ("restart-strategy.exponential-delay.jitter-factor",)
 """Options whose value is a share. A value above 1 was probably meant as a percentage."""

@@ -14,6 +14,7 @@ from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError, ne
 from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.exchange.debloat import check_debloating
+from testbed_runtime.core.exchange.sizing import BUFFERS_TIMEOUT
 from testbed_runtime.core.job import restore
 from testbed_runtime.core.job.checkpoints import CheckpointConfig
 from testbed_runtime.core.job.cost import COST, prices
@@ -29,6 +30,7 @@ from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, SLOT_DELAYS, has
 
 CHECKPOINTS = "execution.checkpointing.interval"
+MILLISECOND = 0.001
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 SECRET = re.compile(r"[.-](password|secret)\b")
 """Marks options whose values must not be recorded, such as `s3.secret-key`. The name of a Kubernetes Secret is not such a value."""
@@ -161,6 +163,10 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
             yield UserError(
                 f"{path}[{key}]", f"must be at most {MAX_INT} ms (an int in Flink)", "make it smaller"
             )
+    if options.duration(BUFFERS_TIMEOUT) < MILLISECOND:
+        where = f"{path}[{options.name_of(BUFFERS_TIMEOUT)}]"
+        problem = "Flink does not start: The timeout for requesting exclusive buffers should be positive."
+        yield UserError(where, problem, "write at least 1 ms")
     threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
     if options.integer(threads) < 1:
         yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")

@@ -14,6 +14,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import WireVersion
 from testbed_runtime.core.values import (
     PARSERS,
+    SIGNED,
     is_bare,
     parse_duration,
 )
@@ -95,6 +96,8 @@ class Option(Struct, frozen=True):
 
     def parse(self, text: str, flink_version: str = LATEST) -> Any:
         """Return a value as Flink reads it: seconds, bytes, a number, a boolean, or a text. Raises ValueError."""
+        if self.in_millis(flink_version) and SIGNED.fullmatch(text):
+            return int(text) / 1000
         if self.type == "duration":
             return parse_duration(text, flink_version)
         parsed = PARSERS[self.type](text)
@@ -197,7 +200,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails.", millis_until=LONGS),
     Option("slot.request.max-interval", "duration", "20 ms", "Time from the last change of the slots that a job requires until the JobMaster requests them (from 2.0).", until=(("1.20", "0 ms"),), since="2.0"),
     Option("slotmanager.requirement-check.delay", "duration", "50 ms", "Time from a change of the slots, or of those that a job requires, until the ResourceManager allocates slots (from 1.16). Changes during this time do not extend it.", until=(("1.15", "0 ms"),), since="1.16"),
-    Option(STANDALONE_START_UP, "duration", "0 ms", "A standalone ResourceManager that has run for this long fails requests for more slots than are free at once (from 1.13). 0: it never does, as an active ResourceManager. That is Headgate's default; that of a standalone Flink is `slot.request.timeout`.", since="1.9", millis_until=LONGS),
+    Option(STANDALONE_START_UP, "duration", "0 ms", "A standalone ResourceManager that has run for this long fails requests for more slots than are free at once (from 1.13). 0: it never does, as an active ResourceManager. Less than 0, until 1.19: `slot.request.timeout`. 0 is Headgate's default; that of a standalone Flink is `slot.request.timeout`.", since="1.9", millis_until=LONGS),
     Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks. Flink 2 has only `taskmanager.load-balance.mode`.", since="1.10", removed="2.0"),
     Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager.", millis_until=LONGS),

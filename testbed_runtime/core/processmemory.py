@@ -17,7 +17,7 @@ from msgspec.structs import fields
 
 from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.options import BY_KEY, Options
-from testbed_runtime.core.values import MAX_LONG, java_double
+from testbed_runtime.core.values import MAX_INT, MAX_LONG, java_double
 
 PREFIX = "taskmanager.memory."
 PROCESS, FLINK = PREFIX + "process.size", PREFIX + "flink.size"
@@ -32,6 +32,8 @@ OPTIONS: tuple[str, ...] = (
 )  # fmt: skip
 """Every option that the model reads."""
 _REFUSED = "TaskManager memory configuration failed: "
+LEAST_SEGMENT = 4096
+"""MemoryManager.MIN_PAGE_SIZE. The tests use smaller ones."""
 LARGEST_MB = 2**20
 _UNITS = ((1024**4, "tb"), (1024**3, "gb"), (1024**2, "mb"), (1024, "kb"))
 
@@ -363,6 +365,9 @@ def memory_doubts(options: Options) -> Iterator[tuple[str, str]]:
         low, high = f"{prefix}.min", f"{prefix}.max"
         if options.memory(low) == options.memory(high):
             yield f"{prefix}.fraction", "min and max are equal, so the fraction means nothing"
+    segment = options.memory(SEGMENT)
+    if not LEAST_SEGMENT <= segment <= MAX_INT or segment & (segment - 1):
+        yield SEGMENT, f"Flink does not start with {segment} bytes (write a power of 2 from 4 kb to 1 gb)"
 
 
 def readable(size: int) -> str:

@@ -79,6 +79,8 @@ _ISO = re.compile(
 )
 """The syntax of Java's Duration.parse."""
 _INTEGER = re.compile(r"[-+]?[0-9]+")
+SIGNED = re.compile(r"[-+][0-9]{1,18}")
+"""A long with a sign, which a duration cannot have."""
 _DECIMAL = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)[fd]?", re.IGNORECASE)
 
 _ODD_DOUBLE = re.compile(

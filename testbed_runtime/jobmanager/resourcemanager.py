@@ -12,7 +12,7 @@ from msgspec import Struct
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.heartbeat import UNREACHABLE_CLASS
-from testbed_runtime.core.job.limits import option_limit
+from testbed_runtime.core.job.limits import option_limit, start_up_limit
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     RESOURCEMANAGER,
@@ -28,7 +28,6 @@ from testbed_runtime.core.job.messages import (
     SlotReport,
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable, spreads_slots
-from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.core.versions import (
     DECLARATIVE_SLOTS,
     RESTART_NAMES_TASKMANAGER,
@@ -161,7 +160,7 @@ class ResourceManager:
         self._fails_unfulfillable = self._unfulfillable = False
         """Whether requests that the free slots do not suffice for fail, and whether there are such requests."""
         self._start_up: asyncio.TimerHandle | None = None
-        start_up_s = services.options.duration(STANDALONE_START_UP)
+        start_up_s = start_up_limit(services.options).seconds or 0.0
         if start_up_s > 0 and has(version, DECLARATIVE_SLOTS):
             end = partial(services.run_async, RESOURCEMANAGER, self._on_start_up_ended)
             self._start_up = asyncio.get_running_loop().call_later(start_up_s, end)

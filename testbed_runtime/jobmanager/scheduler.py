@@ -10,11 +10,10 @@ from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import DeploymentContext, Execution, ExecutionState, Restore
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.jobgraph import JobVertex
-from testbed_runtime.core.job.limits import option_limit
+from testbed_runtime.core.job.limits import option_limit, start_up_limit
 from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
 from testbed_runtime.core.job.results import FIRST_RECORD, FULL_RESULT
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
-from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.core.waits import JOBMASTER_NAME, NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
@@ -292,7 +291,7 @@ class Scheduler:
     def not_enough_resources(self) -> None:
         """Fail the tasks that wait for slots. A batch job can run with fewer slots (DeclarativeSlotPoolBridge.failPendingRequests)."""
         for bulk in list(self._bulks) if not self._graph.has_blocking else ():
-            bulk.slots.limit = option_limit(self._services.options, STANDALONE_START_UP)
+            bulk.slots.limit = start_up_limit(self._services.options)
             self._fail_requests(bulk, NOT_ACQUIRED)
 
     def _fail_requests(self, bulk: _Bulk, text: str) -> None:

@@ -202,6 +202,15 @@ BAD = {
         configured({"taskmanager.network.request-backoff.max": "2147483648 ms"}),
         "spec.testbed.flinkConfiguration[taskmanager.network.request-backoff.max]: must be at most 2147483647 ms (an int in Flink)",
     ),
+    "a request for buffers that never waits": (
+        configured({"taskmanager.network.memory.buffers-request-timeout": "0 ms"}),
+        "spec.testbed.flinkConfiguration[taskmanager.network.memory.buffers-request-timeout]: Flink does not start: The timeout for "
+        "requesting exclusive buffers should be positive. (write at least 1 ms)",
+    ),
+    "a negative backoff": (
+        configured({"taskmanager.network.request-backoff.initial": "-5"}),
+        "spec.testbed.flinkConfiguration[taskmanager.network.request-backoff.initial]: '-5' is too small: it must be at least 0",
+    ),
     "options against each other": (
         configured({"heartbeat.timeout": "500 ms"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger "

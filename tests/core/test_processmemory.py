@@ -251,3 +251,15 @@ def test_a_process_that_starts_is_shared_out_without_remainder(process, network,
     assert memory.process == process * MB
     assert least * MB <= memory.network <= (least + more) * MB
     assert min(getattr(memory, field.name) for field in fields(memory)) >= 0
+
+
+@pytest.mark.parametrize("size", ["4 kb", "32 kb", "1 gb"])
+def test_a_segment_is_a_power_of_two(size):
+    """ConfigurationParserUtils.getPageSize."""
+    assert list(memory_doubts(configured({"segment-size": size}))) == []
+
+
+@pytest.mark.parametrize("size", ["2 kb", "4095", "5000", "33 kb", "2 gb"])
+def test_a_segment_that_flink_refuses_is_doubted(size):
+    """Too small, not a power of two, or more than an int holds."""
+    assert [key for key, _ in memory_doubts(configured({"segment-size": size}))] == [PREFIX + "segment-size"]

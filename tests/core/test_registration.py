@@ -57,3 +57,14 @@ def test_J_04_a_timeout_of_zero_is_refused(key, which):
     assert found.value.key == key
     assert RegistrationConfig.of(Options({"cluster.registration.error-delay": "0 ms"})).error_delay_s == 0
     assert RegistrationConfig.of(Options({key: "1 ms"})) != CONFIG
+
+
+@pytest.mark.parametrize(
+    ("key", "when"), [("error-delay", "error"), ("refused-registration-delay", "refused registration")]
+)
+def test_J_04_a_negative_delay_is_refused(key, when):
+    """The delays are whole numbers until 1.19, so they can be negative."""
+    key = f"cluster.registration.{key}"
+    with pytest.raises(OptionRefused, match=f"delay on {when} must be non-negative") as found:
+        RegistrationConfig.of(Options({key: "-1"}, flink_version="1.19"))
+    assert found.value.key == key

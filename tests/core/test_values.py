@@ -5,7 +5,7 @@ import re
 import pytest
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.job.limits import option_limit, reachability_limit
+from testbed_runtime.core.job.limits import option_limit, reachability_limit, start_up_limit
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.values import (
     duration_text,
@@ -263,3 +263,26 @@ def test_a_duration_is_written_as_java_writes_it(seconds: float, text: str):
     """Duration.toString leaves out what is zero, and has no days; before 2.0 Flink's errors have milliseconds."""
     assert duration_text(seconds, "2.0") == text
     assert duration_text(seconds, "1.20") == f"{seconds * 1000:.0f} ms"
+
+
+def test_a_number_of_milliseconds_has_a_sign_where_flink_reads_a_long():
+    """A duration, from 1.20 on, is never negative."""
+    key = "resourcemanager.standalone.start-up-time"
+    assert [Options({key: text}, flink_version="1.19").duration(key) for text in ("-1", "+5")] == [
+        -0.001,
+        0.005,
+    ]
+    for text in ("-1", "+5"):
+        with pytest.raises(UserError, match="is not a duration"):
+            Options({key: text}, flink_version="1.20").duration(key)
+
+
+def test_a_negative_start_up_time_is_the_time_of_a_slot_request():
+    """ConfigurationUtils.getStandaloneClusterStartupPeriodTime; -1 is the default until 1.19."""
+    times = {"resourcemanager.standalone.start-up-time": "-1", "slot.request.timeout": "4000"}
+    limit = start_up_limit(Options(times, flink_version="1.19"))
+    assert (limit.option, limit.seconds) == ("slot.request.timeout", 4)
+    limit = start_up_limit(
+        Options({**times, "resourcemanager.standalone.start-up-time": "0"}, flink_version="1.19")
+    )
+    assert (limit.option, limit.seconds) == ("resourcemanager.standalone.start-up-time", 0)

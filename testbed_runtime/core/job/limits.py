@@ -7,7 +7,7 @@ from bisect import bisect_right
 
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
 from testbed_runtime.core.job.restart import settings_in_effect
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import STANDALONE_START_UP, Options
 from testbed_runtime.core.waits import GROWN, PRODUCT, REPLACE_LOST, Limit
 
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
@@ -20,6 +20,13 @@ CONNECT_TIMEOUT = "taskmanager.network.netty.client.connectTimeoutSec"
 def option_limit(options: Options, key: str) -> Limit:
     """Return the limit of a duration option, by the key that this version of Flink has for it."""
     return Limit(options.name_of(key), options.shown(key), options.duration(key))
+
+
+def start_up_limit(options: Options) -> Limit:
+    """Return how long a standalone ResourceManager runs before it fails requests for more slots than there are
+    (ConfigurationUtils.getStandaloneClusterStartupPeriodTime)."""
+    negative = options.duration(STANDALONE_START_UP) < 0
+    return option_limit(options, "slot.request.timeout" if negative else STANDALONE_START_UP)
 
 
 def restart_delay(options: Options, key: str, seconds: float) -> Limit:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.options import Options
 
+ERROR_DELAY = "cluster.registration.error-delay"
 REFUSED_DELAY = "cluster.registration.refused-registration-delay"
 
 
@@ -28,13 +29,18 @@ class RegistrationConfig(Struct, frozen=True):
         ):
             text = f"{which} registration timeout must be greater than zero"
             require_option(seconds >= 0.001, text, f"cluster.registration.{key}", f"the default is {default}")
+        for seconds, when, key in (
+            (self.error_delay_s, "error", ERROR_DELAY),
+            (self.refused_delay_s, "refused registration", REFUSED_DELAY),
+        ):
+            require_option(seconds >= 0, f"delay on {when} must be non-negative", key, "write at least 0")
 
     @classmethod
     def of(cls, options: Options) -> RegistrationConfig:
         return cls(
             initial_timeout_s=options.duration("cluster.registration.initial-timeout"),
             max_timeout_s=options.duration("cluster.registration.max-timeout"),
-            error_delay_s=options.duration("cluster.registration.error-delay"),
+            error_delay_s=options.duration(ERROR_DELAY),
             refused_delay_s=options.duration(REFUSED_DELAY),
         )
 
@@ -66,7 +72,7 @@ class RetryingRegistration:
 
     def on_error(self) -> Attempt:
         """Try again after a delay: the call failed, or the address could not be connected."""
-        return self._restart(self._config.error_delay_s, "cluster.registration.error-delay")
+        return self._restart(self._config.error_delay_s, ERROR_DELAY)
 
     def on_refused(self) -> Attempt:
         """Try again after a longer delay: the answer was `failure`."""
