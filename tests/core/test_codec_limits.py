@@ -97,6 +97,11 @@ def test_bytes_behind_the_fields_of_a_consumers_frame_are_ignored(
     assert drain(ServerDecoder(V2), longer + data, step) == [frame, frame]
 
 
+def negative(frame: bytes, at: int) -> bytes:
+    """Return a frame whose number at this position is -1."""
+    return frame[:at] + numbers(-1) + frame[at + 4 :]
+
+
 NO_CREDIT = "The announced credit should be greater than 0"
 REFUSED_BY_A_PRODUCER = [
     (raw(6, numbers(0) + R), NO_CREDIT),
@@ -105,6 +110,9 @@ REFUSED_BY_A_PRODUCER = [
     (raw(6, numbers(1) + R, length=28), "ADD_CREDIT must have a body of 20 bytes, not 19"),
     (request(-1, 0, 0), "The subpartition range -1..0 is invalid"),
     (request(1, 0, 0), "The subpartition range 1..0 is invalid"),
+    (negative(request(0, 0, 0), 9 + 52), "subtaskIndex must be greater than or equal to 0"),
+    (negative(request(0, 0, 0), 9 + 56), "attemptNumber must be greater than or equal to 0"),
+    (negative(event_request(b""), 13 + 52), "subtaskIndex must be greater than or equal to 0"),
     (request(0, 0, -1), "The initial credit -1 must be non-negative."),
     (raw(10, numbers(0) + R), "The new buffer size should be greater than 0"),
     (raw(11, numbers(0, 0) + R), "The segmentId should be greater than 0"),

@@ -198,6 +198,14 @@ def _require(condition: bool, text: str) -> None:
         raise RemoteProtocolError(text)
 
 
+def _partition(body: bytes) -> ResultPartitionID:
+    """Return the id at the begin of a body. Flink's ids of its producer have no negative numbers."""
+    found = ResultPartitionID.from_bytes(body[:RESULT_PARTITION_ID_BYTES])
+    _require(found.producer.subtask >= 0, "subtaskIndex must be greater than or equal to 0")
+    _require(found.producer.attempt >= 0, "attemptNumber must be greater than or equal to 0")
+    return found
+
+
 def _decode_client(number: int, body: bytes) -> ClientFrame:
     expected = _CLIENT_BODIES[number]
     if len(body) < expected:
@@ -208,7 +216,7 @@ def _decode_client(number: int, body: bytes) -> ClientFrame:
         _require(credit > 0, "The announced credit should be greater than 0")
         return AddCredit(credit, InputChannelID(receiver))
     if number == Id.PARTITION_REQUEST:
-        partition = ResultPartitionID.from_bytes(body[:RESULT_PARTITION_ID_BYTES])
+        partition = _partition(body)
         first, last, receiver, credit = REQUEST_TAIL.unpack_from(body, RESULT_PARTITION_ID_BYTES)
         _require(0 <= first <= last, f"The subpartition range {first}..{last} is invalid")
         _require(credit >= 0, f"The initial credit {credit} must be non-negative.")
@@ -237,7 +245,7 @@ def _decode_task_event(body: bytes) -> TaskEventRequest:
     )
     end = 4 + size
     receiver_at = end + RESULT_PARTITION_ID_BYTES
-    partition = ResultPartitionID.from_bytes(body[end:receiver_at])
+    partition = _partition(body[end:])
     return TaskEventRequest(body[4:end], partition, InputChannelID(body[receiver_at : receiver_at + 16]))
 
 
