@@ -14,6 +14,7 @@ from testbed_runtime.cli import exits
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.options import Settings, flink_options
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.exchange.codec import BAD_MAGIC
 from testbed_runtime.core.exchange.tls import DATA, INTERNAL, TlsSettings
 from testbed_runtime.core.faults.links import ENTROPY_BYTES
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
@@ -21,6 +22,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.ports.network import Address, format_address
 from testbed_runtime.transport.exchange import (
+    SILENCE_S,
     FetchRequest,
     ServeRequest,
     SubpartitionReport,
@@ -32,6 +34,9 @@ from testbed_runtime.transport.exchange import (
 from testbed_runtime.transport.tcp import TcpNetwork
 
 LOOPBACK = "127.0.0.1"
+NOT_FLINK_FIX = (
+    "use the port of taskmanager.data.port, not that of the RPC or REST, and a producer without TLS"
+)
 SEGMENT_SIZE = "taskmanager.memory.segment-size"
 
 app = typer.Typer(
@@ -102,7 +107,7 @@ def fetch_command(  # noqa: PLR0917 - options of the command line
             options.memory(SEGMENT_SIZE),
         )
         check_fetch(request)
-        return [await fetch(TcpNetwork(), request, options)]
+        return [await fetch(TcpNetwork(), request, options, waiting=lambda: _say_waiting(request.address))]
 
     _run(run())
 
@@ -136,6 +141,14 @@ def _say_listening(address: Address) -> None:
     exits.say(f"listening on {format_address(address)}")
 
 
+def _say_waiting(address: Address) -> None:
+    typer.echo(
+        f"connected to {format_address(address)}, but nothing was received for {SILENCE_S:.0f} s. Still waiting: the producer has no data "
+        f"yet, or this is not the data port of a TaskManager ({NOT_FLINK_FIX})",
+        err=True,
+    )
+
+
 def _run(main: Coroutine[Any, Any, list[SubpartitionReport]]) -> None:
     """Run the coroutine. Print its result as one JSON object on stdout, or print an error on stderr and exit with its code."""
     try:
@@ -144,7 +157,10 @@ def _run(main: Coroutine[Any, Any, list[SubpartitionReport]]) -> None:
         exits.say("headgate: interrupted before the end of the partition")
         raise typer.Exit(exits.INTERRUPTED) from None
     except Exception as error:
-        raise typer.Exit(exits.report(error)) from None
+        code = exits.report(error)
+        if BAD_MAGIC in str(error):
+            typer.echo(f"headgate: the other end does not speak Flink's protocol: {NOT_FLINK_FIX}", err=True)
+        raise typer.Exit(code) from None
     sys.stdout.write(json.dumps({"subpartitions": [report.as_json() for report in reports]}) + "\n")
     sys.stdout.flush()
 

@@ -56,6 +56,9 @@ MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4096, 1024 * 1024
 """Limits of `taskmanager.memory.segment-size`. Like Flink, Headgate requires at least one page and a power of two."""
 POLLS_PER_TURN = 64
 """Number of elements that a fetch polls before it yields to the loop."""
+SILENCE_S = 20.0
+"""After this time without a first buffer, a fetch says that it waits. Within half of it (taskmanager.network.partition-request-timeout),
+Flink answers a request for a partition that does not exist."""
 
 
 @dataclass(slots=True)
@@ -324,8 +327,11 @@ def check_fetch(request: FetchRequest) -> None:
         raise UserError("entropy", f"has {len(request.entropy)} bytes instead of {ENTROPY_BYTES}")
 
 
-async def fetch(network: Network, request: FetchRequest, options: Options) -> SubpartitionReport:
-    """Read the subpartition to its end, like a task. Raises FlinkError and HeadgateError."""
+async def fetch(
+    network: Network, request: FetchRequest, options: Options, *, waiting: Callable[[], None] = lambda: None
+) -> SubpartitionReport:
+    """Read the subpartition to its end, like a task. Call `waiting` if the producer sends nothing for SILENCE_S at first. Raises FlinkError
+    and HeadgateError."""
     check_fetch(request)
     report = SubpartitionReport(request.subpartition)
     meter = _Meter({request.subpartition: report})
@@ -341,7 +347,13 @@ async def fetch(network: Network, request: FetchRequest, options: Options) -> Su
         client = await connections.client("producer", request.address)
         fetcher.gate.set_up()
         client.add(fetcher.channel)
-        await fetcher.run()
+        silence = asyncio.get_running_loop().call_later(
+            SILENCE_S, lambda: None if report.buffers or report.events else waiting()
+        )
+        try:
+            await fetcher.run()
+        finally:
+            silence.cancel()
     finally:
         fetcher.close()
         await connections.close()

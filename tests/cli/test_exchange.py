@@ -117,6 +117,27 @@ def test_wrong_arguments_name_the_argument_and_the_fix(arguments: tuple[str, ...
     assert "bug" not in done.stderr
 
 
+@pytest.mark.processes
+def test_a_producer_that_is_not_flink_is_named_with_the_fix() -> None:
+    """An HTTP server answers with bytes that are no frame."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with subprocess.Popen(
+            command("fetch", "--port", str(server.getsockname()[1]), "--partition", PARTITION),
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as reader:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                said = reader.communicate(timeout=20)[1]
+    assert reader.returncode == 2
+    assert said.splitlines()[-1].startswith(
+        "headgate: the other end does not speak Flink's protocol: use the port of taskmanager.data.port"
+    )
+
+
 LOST = r"RemoteTransportException: (Connection unexpectedly closed by remote|Lost connection to) task manager '127\.0\.0\.1/127\.0\.0\.1:"
 """A connection ends with an end of file, or with a reset if credit had arrived that was not read. Flink has a sentence for each."""
 

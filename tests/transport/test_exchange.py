@@ -40,7 +40,8 @@ from testbed_runtime.core.exchange.frames import (
     WireVersion,
 )
 from testbed_runtime.core.options import Options
-from testbed_runtime.transport.exchange import FetchRequest, ServeRequest, fetch, serve
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.transport.exchange import SILENCE_S, FetchRequest, ServeRequest, fetch, serve
 from testbed_runtime.transport.simulated import SimulatedFabric
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
@@ -180,6 +181,27 @@ async def test_a_missing_partition_is_asked_for_again_and_then_given_up() -> Non
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_a_silent_producer_is_reported_once_and_still_waited_for() -> None:
+    """It may have no data yet. Nothing else would tell a producer that does not speak the protocol from one that is late."""
+    notices: list[float] = []
+
+    async def main() -> None:
+        loop, fabric = asyncio.get_running_loop(), SimulatedFabric(random.Random(1))
+        started = loop.time()
+        listener = await fabric.network("tm-0").listen(Watcher, ("tm-0", 7000))
+        reading = fetch(
+            fabric.network("tm-1"),
+            wanting(listener.address),
+            OPTIONS,
+            waiting=lambda: notices.append(loop.time() - started),
+        )
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reading, 10 * SILENCE_S)
+
+    run_virtual(main())
+    assert notices == [pytest.approx(SILENCE_S, abs=1)]
 
 
 @pytest.mark.parametrize(
