@@ -251,7 +251,7 @@ def _version_note(key: str, option: Option, flink_version: str) -> str:
 
 def _note(key: str, canonical: str, since: str, removed: str, flink_version: str) -> str:
     if since and number(since) > number(flink_version):
-        return f"{key} came with Flink {since}; {flink_version} does not know it"
+        return f"{key} came with Flink {since}; {flink_version} ignores it (leave it out, or choose {since} or later)"
     if removed and number(removed) <= number(flink_version):
         return f"{key} was removed in Flink {removed}; {flink_version} does not read it, but here the key still has its effect"
     if key != canonical and number(flink_version) >= (2, 0):

@@ -15,7 +15,7 @@ from testbed_runtime.timeouts import cancel_all
 from testbed_runtime.workload.records import Records
 
 OVERFLOW_TEXT = (
-    "Java heap space: the receive queue of {0} holds {1} bytes, which is its limit "
+    "Java heap space: the receive queue of {0} holds {1:,} bytes, which is its limit "
     "(headgate.flow-control.queue), and nothing slows down its sources"
 )
 

@@ -89,19 +89,38 @@ def test_the_judged_metrics_are_shown_where_the_groups_differ_and_are_not_compar
     assert len(comparison(groups, keys=(), also=many)["metrics"]) == ALSO_MAX < len(many)
 
 
+def test_a_phase_that_repeats_a_row_is_not_listed():
+    """Without a fault, the goodput of the observation is that of the whole time."""
+    headline, same, other = (
+        Key("throughput.goodput", phase=phase) for phase in ("", "observation", "baseline")
+    )
+
+    def group(name: str, rate: float) -> Group:
+        values = ((headline, rate), (same, rate), (other, rate + 1))
+        rows = [
+            {"metric": k.metric, "phase": k.phase, "quantile": None, "value": v, "reason": ""}
+            for k, v in values
+        ]
+        return Group(name=name, trials={1: rows})
+
+    table = comparison([group("a", 1.0), group("b", 4.0)], keys=(headline,), also=[same, other])
+    assert [metric["title"] for metric in table["metrics"]] == [
+        "throughput.goodput",
+        "throughput.goodput (baseline)",
+    ]
+
+
 def test_too_few_trials_are_said_once_for_all_groups():
     """The number of trials is that of the smallest group."""
     groups = [Group(name=n, trials={i: rows_of("x", 2.0) for i in range(c)}) for n, c in (("a", 3), ("b", 1), ("c", 2))]  # fmt: skip
-    two = (
-        "Differences may be chance: 2 intervals that all hold with 95 % confidence need 7 trials of each, and"
-    )
-    alone = "(a single expectation with `versus` needs 6)"
-    assert comparison(groups, keys=(DETECT,))["summary"] == [f"{two} there is 1 {alone}"]
+    two = "Confidence intervals of all 2 differences need 7; an expectation with `versus` needs 6."
+    few = "Differences may be chance: there"
+    assert comparison(groups, keys=(DETECT,))["summary"] == [f"{few} is 1 trial of each. {two}"]
     (said,) = comparison([groups[0], groups[2]], keys=(DETECT,))["summary"]
-    assert said == "Differences may be chance: an interval needs 6 trials of each, and there are 2"
+    assert said == f"{few} are 2 trials of each. A confidence interval needs 6."
     without = Group(name="d", trials={0: [], 1: []})
     fewer = comparison([groups[0], groups[2], without], keys=(DETECT,))["summary"]
-    assert fewer == [f"{two} there are 2 {alone}"]
+    assert fewer == [f"{few} are 2 trials of each. {two}"]
 
 
 def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():

@@ -70,6 +70,8 @@ def test_an_expectation_names_its_problem_or_has_none(metric: str, more: dict[st
         ("lag.max", {"phase": "before", "min": "0 s", "max": "1 s"}, "lag.max (baseline) at least 0 s and at most 1 s"),
         ("lag.max", {"phase": "after", "min": "1 s"}, "lag.max (observation) at least 1 s"),
         ("job.failure", {"equals": ""}, "job.failure is empty"),
+        ("throughput.goodput", {"phase": "fault", "min": "1600", "max": "2000 records/s"},
+         "throughput.goodput (fault) at least 1,600 records/s and at most 2000 records/s"),
         ("job.state", {"equals": "RUNNING"}, "job.state equals RUNNING"),
         ("recovery.detect", {"versus": "a", "improves_by": "1 s"}, "recovery.detect better than a by at least 1 s"),
         ("recovery.detect", {"versus": "a", "within": "1 s"}, "recovery.detect within 1 s of a"),

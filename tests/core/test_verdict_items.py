@@ -116,8 +116,10 @@ SUMMARIES = [
     ({"fault_verified": 0, "recovery_detect": 6.0}, "fault gc takes effect in main-1: the fault was not observed to take effect (and 1 more)."),
     (
         {"buffers_leaked": {"value": None, "reason": m.NOT_COUNTED}, "delivery_lost": {"value": None, "reason": m.FILTERED}},
-        "All 10 expectations passed. Not judged: delivery.lost, buffers.leaked "
-        "(a function of the scenario dropped records, so it is unknown which records should have arrived).",
+        "All 10 expectations passed. Not judged: delivery.lost (a function of the scenario dropped records, so it is unknown "
+        "which records should have arrived); buffers.leaked ("
+        + m.reason_text(m.NOT_COUNTED)
+        + ").",
     ),
 ]  # fmt: skip
 
@@ -274,3 +276,15 @@ def test_details_and_least_values_are_shown():
         PASS,
         "1 of 1 trials are within the bound: with 95 % confidence at least 5 % of all trials are",
     )
+
+
+def test_a_pass_names_the_trials_in_which_something_was_not_judged():
+    """Each reason has its own metrics. Trials are named if there are others in which they were judged."""
+    lost = {"value": None, "reason": m.FILTERED}
+    rows = [
+        *good_rows(delivery_lost=lost),
+        *({**r, "trial": "main-2"} for r in good_rows() if r["trial"] == "main-1"),
+    ]
+    other = TrialFacts(trial="main-2", faults=("gc",))
+    summary = judged(rows, trials=(TRIAL, other)).summary
+    assert "Not judged: delivery.lost in main-1 (a function of the scenario" in summary

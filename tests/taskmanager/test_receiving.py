@@ -137,7 +137,7 @@ def test_a_full_queue_fails_its_task_or_drops_what_does_not_fit(overflow: str):
     task = driven(SLOW, drive, **QUEUED, **{"headgate.flow-control.overflow": overflow})
     if overflow == "fail":
         assert task.failure[0] == "OutOfMemoryError"
-        assert "the receive queue of work-0 holds 1000 bytes, which is its limit" in task.failure[1]
+        assert "the receive queue of work-0 holds 1,000 bytes, which is its limit" in task.failure[1]
     else:
         assert (task.states[-1], task.task.meter.records_in) == ("CANCELED", 10)
         assert task.noted("receive-queue.closed") == [{"dropped": 1, "largest_bytes": 1000}]

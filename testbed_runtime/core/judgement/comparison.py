@@ -22,7 +22,7 @@ from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize, statistics
 from testbed_runtime.core.judgement.expectations import Expectation, Row, parse_margin
-from testbed_runtime.core.judgement.quantities import format_value
+from testbed_runtime.core.judgement.quantities import counted, format_value
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval
 
@@ -298,7 +298,7 @@ def comparison(
     itself. `also`: metrics that are shown where the groups differ, but not compared, because each comparison
     widens the intervals of the others."""
     shown = [key for key in keys if any(s.value is not None for g in groups for s in g.samples(key))]
-    listed = [*shown, *_differing(groups, [key for key in also if key not in keys])]
+    listed = [*shown, *_differing(groups, [key for key in also if key not in keys], shown)]
     pairs = [(groups[i - 1] if each_with_previous else groups[0], groups[i]) for i in range(1, len(groups))]
     each = samplesize.corrected(len(shown) * len(pairs))
     contrasts = [
@@ -330,10 +330,18 @@ def judged_keys(expectations: Sequence[Expectation]) -> list[Key]:
     return list(dict.fromkeys(found))
 
 
-def _differing(groups: Sequence[Group], keys: Sequence[Key]) -> list[Key]:
-    """Return the first ALSO_MAX metrics whose means, as they are shown, differ between the groups."""
-    differing = [key for key in keys if len({_value(g.samples(key), key)["text"] for g in groups}) > 1]
-    return differing[:ALSO_MAX]
+def _differing(groups: Sequence[Group], keys: Sequence[Key], shown: Sequence[Key]) -> list[Key]:
+    """Return the first ALSO_MAX metrics whose means, as they are shown, differ between the groups. A phase that repeats the row of a
+    metric in `shown` is left out: without a fault, the observation is the whole time."""
+
+    def texts(key: Key) -> tuple[str, ...]:
+        return tuple(_value(g.samples(key), key)["text"] for g in groups)
+
+    known = {(key.metric, key.quantile, texts(key)) for key in shown}
+    found = [
+        key for key in keys if len({*texts(key)}) > 1 and (key.metric, key.quantile, texts(key)) not in known
+    ]
+    return found[:ALSO_MAX]
 
 
 def _group(group: Group, keys: Sequence[Key]) -> dict[str, Any]:
@@ -380,14 +388,12 @@ def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) 
     few = [c.trials for c in contrasts if c.reason == m.NOT_ENOUGH_TRIALS]
     if few and all(c.answer == UNKNOWN for c in contrasts):
         fewest, needed = min(few), samplesize.trials_for(contrasts[0].confidence)
-        there = "there is 1" if fewest == 1 else f"there are {fewest}"
+        there = f"Differences may be chance: there {'is' if fewest == 1 else 'are'} {counted(fewest, 'trial')} of each."
         if (alone := samplesize.trials_for(CONFIDENCE)) == needed:
-            return [f"Differences may be chance: an interval needs {needed} trials of each, and {there}"]
+            return [f"{there} A confidence interval needs {needed}."]
         # an expectation is judged by its own interval, so it needs fewer trials than this table
-        together = f"{len(contrasts)} intervals that all hold with {CONFIDENCE * 100:g} % confidence"
-        return [
-            f"Differences may be chance: {together} need {needed} trials of each, and {there} (a single expectation with `versus` needs {alone})"
-        ]
+        together = f"Confidence intervals of all {len(contrasts)} differences need {needed}"
+        return [f"{there} {together}; an expectation with `versus` needs {alone}."]
     return [_summary(reference, name, contrasts) for reference, name in pairs]
 
 

@@ -194,9 +194,16 @@ class Expectation(Struct, frozen=True, kw_only=True):
                 return f"better than {self.versus} by at least {self.improves_by}"
             return f"within {self.within} of {self.versus}"
         if self.equals is not None:
-            return f"equals {self.equals}" if self.equals else "is empty"
-        parts = [f"at least {self.min}"] if self.min is not None else []
-        return " and ".join([*parts, f"at most {self.max}"] if self.max is not None else parts)
+            return f"equals {self._bound(self.equals)}" if self.equals else "is empty"
+        parts = [f"at least {self._bound(self.min)}"] if self.min is not None else []
+        return " and ".join([*parts, f"at most {self._bound(self.max)}"] if self.max is not None else parts)
+
+    def _bound(self, written: str) -> str:
+        """Return a bound as written. A bare number of a metric with a unit gets the unit, as the measured value has."""
+        info = METRICS.get(self.metric)
+        if info is None or info.unit not in ("records/s", "bytes") or not is_number(written):
+            return written
+        return format_value(float(written), info.unit)
 
     @property
     def text(self) -> str:

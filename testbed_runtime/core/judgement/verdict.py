@@ -27,6 +27,8 @@ class Verdict(enum.IntEnum):
         return self.name.capitalize()
 
 
+NAMED_MAX = 3
+"""Maximum number of trials that the summary names for what was not judged in them."""
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.ERROR: 2, Verdict.INCONCLUSIVE: 3}
 EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 """Exit code of every process that fails."""
@@ -162,12 +164,26 @@ class RunVerdict(Struct, frozen=True):
 
     @property
     def _not_judged(self) -> str:
-        """Name what was not judged, if everything else passed."""
-        skipped = [j for j in self.judged if j.verdict is Verdict.PASS and j.reason]
+        """Name what was not judged, in which trials and why, if everything else passed."""
+        skipped: dict[str, list[Judged]] = {}
+        for item in self.judged:
+            if item.verdict is Verdict.PASS and item.reason:
+                skipped.setdefault(item.explanation, []).append(item)
         if not skipped:
             return ""
-        names = ", ".join(dict.fromkeys(j.metric for j in skipped))
-        return f" Not judged: {names} ({skipped[0].explanation})."
+        return f" Not judged: {'; '.join(map(self._left_out, skipped.items()))}."
+
+    def _left_out(self, found: tuple[str, list[Judged]]) -> str:
+        why, items = found
+        names = ", ".join(dict.fromkeys(j.metric for j in items))
+        trials = dict.fromkeys(j.trial for j in items)
+        every = len(trials) == len({j.trial for j in self.judged if j.trial})
+        where = (
+            ""
+            if every
+            else f" in {', '.join(trials) if len(trials) <= NAMED_MAX else f'{len(trials)} trials'}"
+        )
+        return f"{names}{where} ({why})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of verdict.json."""
