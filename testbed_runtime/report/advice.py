@@ -31,20 +31,23 @@ def first_things(
     weak = _weak(() if judged else faults, entries)
     merged = aggregate.expectations(expectations) if len(trials) > FULL_TRIALS else expectations
     costs = list(_costs(trials))
-    broken = list(_broken(merged))
+    failed = list(_broken(merged, ("Error", "Fail")))
+    broken = [*failed, *_broken(merged, ("Inconclusive",))]
     room = max(FIRST_MAX - len(costs), FIRST_MAX // 2)  # the cost keeps its place beside failures
     if len(broken) > room:
         broken[room - 1 :] = [f"{len(broken) - room + 1} more did not pass; see the expectations."]
-    found = [*broken, *costs, *weak, *_slow(trials)]
+    # the cost explains what failed; what is unknown because of it comes after
+    first = len(failed) or len(broken)
+    found = [*broken[:first], *costs, *broken[first:], *weak, *_slow(trials)]
     unique = list(dict.fromkeys(found))
     return unique[:FIRST_MAX] or ["Nothing stands out: every expectation passed, and there was no failover."]
 
 
-def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _broken(expectations: Sequence[Mapping[str, Any]], verdicts: Sequence[str]) -> Iterable[str]:
     """Yield a sentence for each reason why an expectation did not pass. Without a Fail or an Error, an Inconclusive one also says what to
     do about it."""
     undecided = not any(i.get("verdict") in ("Error", "Fail") for i in expectations)
-    for verdict in ("Error", "Fail", "Inconclusive"):
+    for verdict in verdicts:
         for where, items in _by_reason(i for i in expectations if i.get("verdict") == verdict):
             item = items[0]
             if item.get("reason") == RUN_FAILED and item.get("measured"):
@@ -142,7 +145,7 @@ def limits_of(
     if manifest.get("place") == "local":
         yield "All processes share one machine: absolute rates and latencies describe it, not a cluster."
     if manifest.get("place") == "simulation":
-        yield "Times are virtual: processor time counts only as far as headgate.simulation.cost gives it a price."
+        yield "Times are virtual. Processing a record takes no time unless `headgate.simulation.cost` or `serviceTime` is set."
     yield "Latency quantiles come from histograms whose buckets grow by 25 %, so they may be off by up to 12.5 %."
 
 

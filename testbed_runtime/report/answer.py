@@ -77,7 +77,7 @@ class Answer(Struct, frozen=True):
         costs = ", ".join(cost_words(self.prices, self.unattributed_s, self.from_events_s, self.intervals))
         yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
         for margin in self.close:
-            yield f"{self.where}: close: {margin_words(margin)}"
+            yield f"{self.where}: close to its limit: {margin_words(margin)}"
         for line in self.savings:
             yield f"{self.where}: {line}"
 
@@ -112,7 +112,7 @@ def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, 
 def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:
     start = trial.own_start
     if start is not None and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
-        yield _one(name, start, _start_words(start))
+        yield _one(name, start, start_words(start))
     for recovery in trial.recoveries:
         yield _one(name, recovery, headline(recovery))
 
@@ -154,7 +154,8 @@ def headline(recovery: Recovery) -> str:
     return f"{down}{again}{after}, {end}{_rounds(recovery)}"
 
 
-def _start_words(start: Recovery) -> str:
+def start_words(start: Recovery) -> str:
+    """Return how soon the job started, or why it did not: `started after 2.30 s in 2 rounds`."""
     if start.reason == JOB_FAILED:
         return _failed(start, " after its submission")
     rounds = f" in {len(start.rounds)} rounds" if len(start.rounds) > 1 else ""
@@ -331,10 +332,13 @@ class VariantAnswer(Struct, frozen=True):
 
     @property
     def after(self) -> str:
-        """The fault (` after cut`, in backticks) if the variant has recoveries from several faults, otherwise empty."""
+        """The fault (` after cut`, in backticks) if the variant has recoveries from several faults, otherwise empty. With it, those that
+        always followed in the same outage."""
         if self.fault is None:
             return ""
-        return f" after {words.named(self.fault)}" if self.fault else " without a fault"
+        together = {r.faults for r in self.recoveries}
+        names = together.pop() if len(together) == 1 else (self.fault,)
+        return f" after {' and '.join(map(words.named, names))}" if self.fault else " without a fault"
 
     @property
     def by_fault(self) -> tuple[VariantAnswer, ...]:

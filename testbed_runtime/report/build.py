@@ -207,7 +207,8 @@ def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterabl
     versions = sorted({str(e.get("flinkVersion") or "2.x") for e in manifest.get("trials") or ()})
     yield "Flink behaviour", ", ".join(versions) or quantities.DASH
     for key, value in machine.items():
-        yield words.spaced(str(key).removesuffix("_bytes")), words.value_of(str(key), value)
+        name = words.spaced(str(key).removesuffix("_bytes")).replace("Load 1min", "Load average of 1 minute")
+        yield name, words.value_of(str(key), value)
     yield from network_of(manifest)
     stalls = [r["value"] for r in metrics if r["metric"] == "loop.stall" and r["value"] is not None]
     if stalls:

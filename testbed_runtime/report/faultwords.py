@@ -99,7 +99,7 @@ def after(values: Mapping[str, Any]) -> str:
 def _states(values: Mapping[str, Any]) -> str:
     states = ", ".join(f"{name} {_STATES.get(state, state)}" for name, state in values["states"].items())
     when = values.get("after_s")
-    return states if when is None else f"{states} {quantities.seconds(float(when))} after it began"
+    return states if when is None else f"{states} {quantities.seconds(float(when))} after the fault began"
 
 
 def _paths(values: Mapping[str, Any]) -> str:

@@ -17,7 +17,14 @@ from msgspec import Struct
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import aggregate, colours, words
-from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, savings
+from testbed_runtime.report.answer import (
+    NOTABLE_S,
+    VariantAnswer,
+    from_events_words,
+    headline,
+    savings,
+    start_words,
+)
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
@@ -42,6 +49,7 @@ class TrialFigures(Struct, frozen=True):
     timeline: Markup
     latency: Markup
     rounds: Markup
+    """Empty if nothing took long enough to be drawn."""
     load: Markup
     samples: tuple[tuple[str, ...], ...]
     kinds: frozenset[str]
@@ -106,6 +114,7 @@ def page(view: RunView) -> str:
         strips=_both(lambda size: strips_svg(found, size, key=f"di-{size.name[0]}")),
         figures=figures,
         legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],
+        shaded={s["kind"] for f in figures if f.timeline and f.view.series for s in f.view.series["spans"]},
         wait_kinds=list(colours.legend(_wait_kinds(view))),
         wait_style=Markup(colours.style()),  # noqa: S704 - made of declared names
         answers=answers,
@@ -115,6 +124,7 @@ def page(view: RunView) -> str:
         faults=aggregate.faults(view.faults) if view.compact else view.faults,
         explanation=words.explanation,
         headline=headline,
+        failures=[(f.view.trial, text) for f in figures if not f.rounds for text in failures_of(f.view)],
         savings=savings,
         variant_names=list(dict.fromkeys(t.variant for t in view.trials)),
         asked=aggregate.expectations(asked) if view.compact else asked,
@@ -169,7 +179,7 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
     if not trial.is_control and not view.compact:
         latency = _both(lambda size: latency_svg(trial, control, size, key=f"{key}l{size.name[0]}"))
     slowest = not view.compact or trial.trial in aggregate.slowest(view.trials)
-    rounds = list(_titled(trial)) if slowest else []
+    rounds = list(_titled(trial, named=view.compact)) if slowest else []
     bars = _both(lambda size: rounds_svg(rounds, size, key=f"{key}r{size.name[0]}"))
     samples = tuple(_samples(series)) if series and not view.compact else ()
     return TrialFigures(trial, timeline, latency, bars, load, samples, kinds)
@@ -185,16 +195,27 @@ def shown_recoveries(trial: TrialView) -> list[Recovery]:
     return [start, *trial.answer.recoveries]
 
 
-def _titled(trial: TrialView) -> Iterable[Titled]:
+def failures_of(trial: TrialView) -> Iterable[str]:
+    """Yield a sentence about each outage that did not end, and about a first start that failed."""
+    if trial.answer is None or trial.is_control:
+        return
+    start = trial.answer.own_start
+    if start is not None and not start.recovered:
+        yield start_words(start)
+    yield from (headline(recovery) for recovery in trial.answer.recoveries if not recovery.recovered)
+
+
+def _titled(trial: TrialView, *, named: bool) -> Iterable[Titled]:
     for recovery in shown_recoveries(trial):
         first = trial.answer is not None and recovery is trial.answer.start
-        text = f"first start: {quantities.seconds(recovery.total_s)}" if first else headline(recovery)
-        yield Titled(f"{trial.trial}: {text}", recovery)
+        text = start_words(recovery) if first else headline(recovery)
+        yield Titled(f"{trial.trial}: {text}" if named else text, recovery)
 
 
 def _wait_kinds(view: RunView) -> set[str]:
     """Return the kinds of waits in the drawings."""
-    rounds = [n for t in view.fault_trials for r in shown_recoveries(t) for n in r.rounds]
+    drawn = (r for t in view.fault_trials for r in shown_recoveries(t) if r.total_s >= NOTABLE_S)
+    rounds = [n for r in drawn for n in r.rounds]
     return {s.kind for n in rounds for s in n.segments}
 
 

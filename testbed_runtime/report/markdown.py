@@ -159,7 +159,7 @@ def _prices(
     if round(found.unattributed_s, 3) > 0:
         rows.append((UNATTRIBUTED, quantities.seconds(found.unattributed_s), share(found.unattributed_s)))
     rows.append((TOTAL, mean(TOTAL, found.total_s), ""))
-    more = [f"- close: {line(margin_words(m))}" for m in close_margins(found)]
+    more = [f"- close to its limit: {line(margin_words(m))}" for m in close_margins(found)]
     more += [f"- {line(text)}" for text in (savings(found) if isinstance(found, Recovery) else ())]
     if found.from_events_s >= NOTABLE_S:
         more.append(f"- {from_events_words(found.from_events_s)} ({share(found.from_events_s)})")

@@ -9,6 +9,7 @@ from msgspec import Struct
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Price, Recovery, Round, Segment
 from testbed_runtime.report import words
+from testbed_runtime.report.answer import NOTABLE_S
 from testbed_runtime.report.svg import Scale, Svg, text_width
 from testbed_runtime.report.timeline import Size
 
@@ -52,8 +53,8 @@ def mean_of(caption: str, prices: Sequence[Price], unattributed_s: float) -> Tit
 def rounds_svg(
     found: Sequence[Titled], size: Size, *, key: str, axis: str = "seconds since the effect"
 ) -> str:
-    """Draw the recoveries below each other, on one axis. Return an empty string without rounds."""
-    shown = [item for item in found if item.rounds and item.recovery.total_s > 0]
+    """Draw the recoveries below each other, on one axis. Return an empty string without rounds, or if none took long enough to be drawn."""
+    shown = [item for item in found if item.rounds and item.recovery.total_s >= NOTABLE_S]
     if not shown:
         return ""
     left, right = 10.0, size.width - size.right

@@ -78,7 +78,7 @@ def strips_svg(found: Sequence[Distribution], size: Size, *, key: str) -> str:
 def _metric(svg: Svg, item: Distribution, sides: tuple[float, float], y: float, size: Size) -> float:
     left, right = sides
     x, wide = _scale(item.values, left, right)
-    shown = _shown(item.unit)
+    shown = _shown(item.unit, 0.0 if wide else x.high)
     svg.text(0, y + 13, item.title + (" (log scale)" if wide else ""), css="panel-title")
     y += HEAD
     bottom = y + len(item.strips) * ROW
@@ -123,9 +123,9 @@ def _strip(svg: Svg, strip: Strip, x: Scale, y: float, size: Size) -> None:
         svg.line(x(strip.low), y + 10, x(strip.high), y + 10, css="interval", title=title)
 
 
-def _shown(unit: str) -> Callable[[float], str]:
+def _shown(unit: str, largest: float) -> Callable[[float], str]:
     if unit == "s":
-        return words.seconds_short
+        return lambda tick: words.seconds_short(tick, largest)
     return words.percent if unit == "ratio" else words.short
 
 

@@ -297,14 +297,24 @@ def _has_data(series: Mapping[str, Any], name: str) -> bool:
 
 
 def _span_labels(svg: Svg, faults: Sequence[Mapping[str, Any]], x: Scale, size: Size) -> None:
-    """Write each fault's name at its start, without overlap and within the drawing."""
-    free_from = size.left
+    """Write each fault's name at its start, or after the names that are there already, within the drawing."""
+    labels: list[tuple[float, list[str]]] = []
+    free_from, end = size.left, size.width - size.right
     for span in sorted(faults, key=lambda s: s["start_s"]):
-        wanted = text_width(span["name"], size.font) + 8
-        left = min(x(span["start_s"]) + 4, size.width - size.right - wanted)
-        if left >= free_from:
-            svg.text(left, LANE + 11, span["name"], css="small fault-label")
-            free_from = left + wanted
+        left, name = x(span["start_s"]) + 4, str(span["name"])
+        if labels and left < free_from:
+            left, names = labels[-1]
+            names.append(name)
+        else:
+            labels.append((left, [name]))
+        free_from = left + text_width(", ".join(labels[-1][1]), size.font) + 8
+    free_from = size.left
+    for start, names in labels:
+        text = ", ".join(names)
+        left = max(min(start, end - text_width(text, size.font) - 8), free_from)
+        shown = words.shortened(text, max(int(len(text) * (end - left) / text_width(text, size.font)), 1))
+        svg.text(left, LANE + 11, shown, css="small fault-label")
+        free_from = left + text_width(shown, size.font) + 8
 
 
 def _draw(svg: Svg, drawn: Drawn, *, size: Size, top: float) -> None:
@@ -316,7 +326,8 @@ def _draw(svg: Svg, drawn: Drawn, *, size: Size, top: float) -> None:
     title = whole if text_width(whole, size.font) < right - size.left else panel.title
     svg.text(size.left, top - 8, title, css="panel-title")
     for tick in drawn.ticks:
-        label = words.seconds_short(tick) if panel.unit == "s" else words.short(tick)
+        largest = 0.0 if panel.log else drawn.ticks[-1]
+        label = words.seconds_short(tick, largest) if panel.unit == "s" else words.short(tick)
         svg.line(size.left, y(tick), right, y(tick), css="grid")
         svg.text(size.left - 6, y(tick) + 4, label, css="tick", anchor="end")
     if drawn.baseline:

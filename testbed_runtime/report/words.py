@@ -35,10 +35,12 @@ def named(fault: str) -> str:
     return f"`{fault}`"
 
 
-def seconds_short(value: float) -> str:
-    """Format a round duration, for axes and requested values: `5 s`, `200 ms`, `50 µs`."""
+def seconds_short(value: float, largest: float = 0.0) -> str:
+    """Format a round duration, for axes and requested values: `5 s`, `200 ms`, `50 µs`. `largest`: of the same axis, whose labels have one
+    unit."""
+    size = max(abs(value), largest)
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if abs(value) * scale >= 0.9995 or value == 0:
+        if size * scale >= 0.9995 or size == 0:
             return f"{value * scale:.6g} {unit}"
     return f"{value * 1e9:.6g} ns"
 

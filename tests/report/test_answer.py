@@ -71,7 +71,7 @@ def test_a_wait_that_ended_just_before_its_limit_does_not_read_as_the_limit():
 def test_a_wait_that_came_close_to_its_limit_gets_a_line():
     """22.0 s of 22.7 s is close, 200 ms of 10 s is not."""
     assert lines(killed("main-1"))[1:] == [
-        f"main-1: close: {BACKOFF} = 10 s: waited 22.0 s of 22.7 s, 700 ms left"
+        f"main-1: close to its limit: {BACKOFF} = 10 s: waited 22.0 s of 22.7 s, 700 ms left"
     ]
 
 

@@ -237,3 +237,27 @@ def test_the_load_of_each_vertex_is_a_strip():
 def test_back_pressure_has_the_levels_of_flink(share: float, word: str):
     """As in Flink's web UI."""
     assert level_of(share) == word
+
+
+@pytest.mark.parametrize(
+    ("starts", "labels"),
+    [
+        ((10.0, 10.5), ["first, second"]),
+        ((10.0, 20.0), ["first", "second"]),
+        ((10.0, 10.5, 11.0), ["first, second, third"]),
+        ((10.0, 10.5, 20.0), ["first, second", "third"]),
+    ],
+)
+def test_faults_that_begin_close_together_share_a_label(
+    documents: Documents, starts: tuple[float, ...], labels: list[str]
+):
+    """No name is dropped, and none covers another."""
+    series = documents.timeseries["trials"][1]
+    phases = [s for s in series["spans"] if s["kind"] == "phase"]
+    names = ("first", "second", "third")
+    faults = [
+        {"kind": "fault", "name": n, "text": "", "start_s": s, "end_s": s + 1}
+        for n, s in zip(names, starts, strict=False)
+    ]
+    drawn = Timeline({**series, "spans": [*phases, *faults]}, key="k").svg(WIDE)
+    assert re.findall(r"fault-label[^>]*>([^<]*)<", drawn) == labels

@@ -53,7 +53,7 @@ def test_a_direction_is_said_when_it_is_not_both():
 
 
 MEASURED = [
-    ({"pids": {"tm-2": 7}, "states": {"tm-2": "T"}, "after_s": 0.0003}, "tm-2 stopped 300 µs after it began"),
+    ({"pids": {"tm-2": 7}, "states": {"tm-2": "T"}, "after_s": 0.0003}, "tm-2 stopped 300 µs after the fault began"),
     (
         {"paths": {"tm-2->tm-0/data": {"asked_round_trip_s": 0.2, "added_round_trip_s": 0.2012, "before_s": 0.0003, "probes": 5}}},
         "tm-2 → tm-0/data: round trip +201 ms (200 ms asked, 5 probes)",

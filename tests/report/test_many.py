@@ -229,6 +229,15 @@ def test_the_legend_names_every_mark_that_is_drawn(documents: Documents):
         legend = page(view).partition('<ul class="legend">')[2].partition("</ul>")[0]
         assert ("TaskManager registered" in legend) == there
         assert "TaskManager lost" in legend
+        assert "effect of a fault" in legend
+    phases = [s for s in series["spans"] if s["kind"] == "phase"]
+    calm = {
+        **documents.timeseries,
+        "trials": [{**t, "spans": phases} for t in documents.timeseries["trials"]],
+    }
+    text = page(build(documents.manifest, documents.metrics, calm, documents.verdict))
+    assert "effect of a fault" not in text
+    assert "</span>failover" not in text
 
 
 def test_page_and_markdown_tell_what_only_events_explain(documents: Documents):

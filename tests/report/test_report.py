@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import metrics as m
-from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, SharedFault, TrialRecovery
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.build import build
@@ -325,6 +325,68 @@ def test_an_outage_without_a_second_is_said_where_its_seconds_would_be(
     ]
     section = page(replace(view, trials=tuple(trials))).partition('id="cost"')[2].partition("</section>")[0]
     assert said in section
+
+
+def test_a_job_that_failed_at_once_has_a_sentence_instead_of_a_bar(view: RunView):
+    """No wait of microseconds explains it. The sentence is that of the terminal."""
+    failed = Round(
+        number=1,
+        start_ns=0,
+        end_ns=400_000,
+        failure="Insufficient number of network buffers: required 2. Raise it",
+    )
+    start = Recovery(
+        fault="",
+        effect_ns=0,
+        end_ns=400_000,
+        recovered=False,
+        reason=m.JOB_FAILED,
+        ended="FAILED",
+        rounds=(failed,),
+        limit="restart-strategy.type = none",
+    )
+    trials = [replace(t, answer=TrialRecovery(trial=t.trial, start=start)) for t in view.trials]
+    section = page(replace(view, trials=tuple(trials))).partition('id="cost"')[2].partition("</section>")[0]
+    said = "the job failed at once after its submission (restart-strategy.type = none allows no more restarts): Insufficient number of network buffers"
+    assert f"<p>short-timeout-1: {said}: required 2</p>" in section
+    assert "<svg" not in section
+    assert "No recovery was needed" not in section
+
+
+def test_the_cost_follows_what_failed_and_precedes_what_is_unknown(view: RunView):
+    """It explains why the recovery took too long. That records of an undrained job cannot be counted is only a consequence."""
+    price = Price(text="a slot for each task", seconds=3.0, kind="slot")
+    slow = Recovery(fault="f", effect_ns=0, end_ns=4_000_000_000, prices=(price,))
+    (trial,) = (t for t in view.trials if t.trial == "short-timeout-1")
+    items = [{"verdict": v, "trial": "t-1", "text": v} for v in ("Inconclusive", "Fail")]
+    shown = [replace(trial, answer=TrialRecovery(trial="t", recoveries=(slow,)))]
+    assert [line.split(" ")[0] for line in first_things(shown, items, (), ())[:3]] == [
+        "Fail",
+        "short-timeout:",
+        "Inconclusive",
+    ]
+    assert first_things(shown, items[:1], (), ())[0].startswith("Inconclusive")
+
+
+def test_a_cost_names_every_fault_of_its_outage(view: RunView):
+    """The sentence and the heading of the outage name the same faults."""
+    price = Price(text="o = 1", seconds=3.0, kind="slot", option="o")
+    both = Recovery(
+        fault="f",
+        effect_ns=0,
+        end_ns=4_000_000_000,
+        prices=(price,),
+        shared=(SharedFault(fault="g", effect_ns=1),),
+    )
+    alone = replace(both, fault="h", shared=())
+    (trial,) = (t for t in view.trials if t.trial == "short-timeout-1")
+    said = first_things(
+        [replace(trial, answer=TrialRecovery(trial="t", recoveries=(both, alone)))], (), (), ()
+    )
+    assert [line.partition(":")[0] for line in said[:2]] == [
+        "short-timeout after `f` and `g`",
+        "short-timeout after `h`",
+    ]
 
 
 def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):

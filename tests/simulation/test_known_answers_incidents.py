@@ -77,5 +77,6 @@ def test_a_fault_without_an_outage_shows_how_close_it_came(
     assert (found.total_s, metrics["failovers.count"]) == (0.0, 0)
     assert {m.option: m.waited_s for m in found.margins}[option] == pytest.approx(waited, abs=TOLERANCE_S)
     assert any(
-        f"close: {option}" in line for line in answer_lines([{"trial": trial.trial}], {trial.trial: trial})
+        f"close to its limit: {option}" in line
+        for line in answer_lines([{"trial": trial.trial}], {trial.trial: trial})
     )

@@ -138,7 +138,7 @@ _NETWORK = (
                 "`one-way`: added to each direction that the fault names; `round-trip`: half to each direction.",
                 {"one-way": "in each direction", "round-trip": "on each round trip"},
             ),
-            duration("jitter", "Uniform, ± this much; at most the delay. The order of bytes is kept.", default="0 ms"),
+            duration("jitter", "The delay varies uniformly by up to ± this much, which is at most the delay. The order of bytes is kept.", default="0 ms"),
             integer(
                 "correlation",
                 "How far, in percent, a packet's jitter follows the jitter of the packet before. Above 0 needs a packet backend.",

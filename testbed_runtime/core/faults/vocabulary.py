@@ -180,9 +180,9 @@ PACKET_BACKENDS = ("netem", "nfqueue", "nftables")
 PROCESS_BACKENDS = ("channel", "proxy", "supervisor")
 """Backends that need no privilege: Headgate's own processes carry them out."""
 BACKENDS: Mapping[str, str] = {
-    "channel": "interceptor inside the process's transport and mailboxes; no privilege",
-    "proxy": "userspace proxy in the path of every connection; no privilege",
-    "supervisor": "signals from the parent of the process; no privilege",
+    "channel": "interceptor inside the process's transport and mailboxes; needs no privilege",
+    "proxy": "userspace proxy in the path of every connection; needs no privilege",
+    "supervisor": "signals from the parent process; needs no privilege",
     "netem": "the kernel's packet scheduler; needs NET_ADMIN and sch_netem",
     "nfqueue": "packets handed to userspace; needs NET_ADMIN and nfnetlink_queue",
     "nftables": "the kernel's packet filter; needs NET_ADMIN",
