@@ -11,7 +11,7 @@ import typer
 from msgspec.structs import replace
 
 from testbed_runtime.cli import options
-from testbed_runtime.cli.tables import side_by_side
+from testbed_runtime.cli.tables import output_width, side_by_side
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.expectations import parse_margin
 from testbed_runtime.core.judgement.metrics import (
@@ -296,15 +296,13 @@ def _print(
     metrics = {c["title"] for _, table in tables for c in table["contrasts"]}
     few = [c for _, table in tables for c in table["contrasts"] if c["reason"] == NOT_ENOUGH_TRIALS]
     if few and len(metrics) > 1:
-        lines.append(
-            "Fewer metrics need fewer trials, because their intervals share 95 %: name one with --metric."
-        )
+        lines.append("If you compare fewer metrics, you need fewer trials: name one with --metric.")
     options.show(data, lines, as_json=as_json)
 
 
 def text_table(table: Mapping[str, Any]) -> list[str]:
     """Return comparison.json as lines: a row for each metric, a column for each group, then the answers in words."""
-    lines = side_by_side(table)
+    lines = side_by_side(table, width=output_width())
     contrasts = table["contrasts"]
     few = [c for c in contrasts if c["reason"] == NOT_ENOUGH_TRIALS]
     shown = [c for c in contrasts if c not in few] if len(few) > 1 else contrasts

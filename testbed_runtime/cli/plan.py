@@ -24,7 +24,7 @@ from testbed_runtime.cli.options import (
     show,
 )
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.judgement.quantities import counted
+from testbed_runtime.core.judgement.quantities import counted, format_value
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.values import MB
 
@@ -274,8 +274,8 @@ def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
         shares = [t["share"] for t in described["perTaskManager"]]
         mean = sum(shares) / len(shares)
         yield (
-            f"\n{worst['name']} needs {worst['required']} of {buffers}: {worst['share']:.1%}. The average of all TaskManagers "
-            f"is {mean:.1%}."
+            f"\n{worst['name']} needs {worst['required']} of {buffers}: {format_value(worst['share'], 'ratio')}. The average "
+            f"of all TaskManagers is {format_value(mean, 'ratio')}."
         )
     for warning in described["warnings"]:
         yield f"warning: {warning}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +20,7 @@ from testbed_runtime.cli.options import Environment, Policy
 from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
-from testbed_runtime.cli.tables import side_by_side
+from testbed_runtime.cli.tables import output_width, side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
@@ -35,8 +34,6 @@ from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.progress import Progress
 
 NO_LOGIN = Access()
-OUTPUT_WIDTH = 120
-"""Width of output that does not go to a terminal, such as the log of a CI job."""
 TRIALS_SHOWN = 5
 """Trials of a variant that are listed for the same expectation."""
 RETRIES = 1
@@ -90,10 +87,7 @@ def _on_this_machine(
     ):
         host, evaluator = environments.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
-        try:
-            return session.run(runner.run())
-        except Interrupted as error:
-            raise Interrupted("; ".join(filter(None, [str(error), still_possible(request.folder)]))) from None
+        return session.run(runner.run())
 
 
 def still_possible(folder: Path) -> str:
@@ -170,6 +164,11 @@ def _request(
     try:
         with naming(folder):
             yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)
+    except (
+        Interrupted,
+        KeyboardInterrupt,
+    ) as error:  # a simulation has nothing to clean up, so it ends with the second
+        raise Interrupted("; ".join(filter(None, [str(error), still_possible(folder)]))) from None
     finally:
         # a run that was refused before it started leaves no empty folder
         if not any(folder.iterdir()):
@@ -203,7 +202,7 @@ def print_verdict(name: str, result: RunResult) -> None:
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
     for line in verdict.get("answer") or ():
         typer.echo(f"  {line}")
-    for line in _variants(result.folder, shutil.get_terminal_size((OUTPUT_WIDTH, 0)).columns):
+    for line in _variants(result.folder, output_width()):
         typer.echo(f"  {line}".rstrip())
     failed = (item for item in verdict["expectations"] if item["verdict"] != "Pass")
     alike = grouped(

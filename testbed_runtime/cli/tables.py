@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from testbed_runtime.core.judgement.quantities import counted
 
 GAP = "  "
+OUTPUT_WIDTH = 120
+"""Width of output that does not go to a terminal, such as the log of a CI job."""
+
+
+def output_width() -> int:
+    """Return the number of columns of the terminal."""
+    return shutil.get_terminal_size((OUTPUT_WIDTH, 0)).columns
 
 
 def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +18,14 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.api.naming import API_VERSION
-from testbed_runtime.cli import commands, doctor, exits, running
+from testbed_runtime.cli import commands, doctor, exits, loading, running
 from testbed_runtime.cli.cluster_doctor import BAD, GOOD, Finding
 from testbed_runtime.cli.seeds import MODULE
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA
 from testbed_runtime.local import packets, registry
+from testbed_runtime.simulation import entry
 from tests.report.recoveries import killed
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -488,7 +490,7 @@ def test_the_terminal_shows_which_wait_cost_each_second(headgate, tmp_path):
         "  main-1: down 2.37 s after `dead`, caught up after 3.28 s: 1.72 s heartbeat.interval ×"
     )
     assert said[2].startswith(
-        "  main-1: close: taskmanager.network.request-backoff.max = 10 s: waited 22.0 s of"
+        "  main-1: close to its limit: taskmanager.network.request-backoff.max = 10 s: waited 22.0 s of"
     )
 
 
@@ -548,3 +550,21 @@ def test_a_truncated_file_of_a_run_is_reported(headgate, tmp_path, file, words):
     assert said.returncode == exits.ERROR
     assert words in said.stderr
     assert file in said.stderr
+
+
+def test_an_interrupted_simulation_says_that_it_can_still_be_evaluated(tmp_path, monkeypatch):
+    """Its finished trials have histories, as those of real processes."""
+    recorded = tmp_path / "recorded"
+    recorded.mkdir()
+    run_folder(recorded)
+
+    def interrupted(request, progress):
+        shutil.copytree(recorded, request.folder, dirs_exist_ok=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "simulate", interrupted)
+    scenario = loading.load(SCENARIOS / "02-taskmanager-killed")
+    with pytest.raises(
+        exits.Interrupted, match=r"^`headgate evaluate .* judges the trials that were recorded$"
+    ):
+        running.simulate_loaded(scenario, out=tmp_path / "runs", quiet=True)

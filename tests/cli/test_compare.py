@@ -56,6 +56,16 @@ def test_variants_of_a_run_are_compared_with_its_first_one(tmp_path: Path):
     assert "fast against slow: recovery.detect: better by 1.00 s" in shown
 
 
+def test_groups_that_do_not_fit_beside_each_other_follow_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The table is as wide as the terminal, as that of `headgate run`."""
+    monkeypatch.setenv("COLUMNS", "50")
+    folder = run_folder(tmp_path, "a", slow=SLOW, fast=FAST)
+    table = headgate("compare", folder, "--metric", "recovery.detect").partition("against")[0].splitlines()
+    assert [line.split()[0] for line in table[:-1]] == ["slow", "recovery.detect", "fast", "recovery.detect"]
+
+
 def test_too_few_trials_are_one_line_and_not_one_for_each_metric(tmp_path: Path):
     """The table has what was measured, the answer how many trials an interval needs."""
     contrasts = [
