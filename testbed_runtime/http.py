@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -68,6 +68,21 @@ def disk_errors(whose: str) -> Middleware:
 async def healthz(_: web.Request) -> web.Response:
     """Answer that the process runs."""
     return web.json_response({"ok": True})
+
+
+def service(
+    token: str,
+    routes: Iterable[web.RouteDef],
+    *middlewares: Middleware,
+    ready: _Handler | None = None,
+    max_bytes: int = 1024 * 1024,
+) -> web.Application:
+    """Return an application that needs the token, except for HEALTHZ and the readiness that `ready` reports, and answers errors as JSON."""
+    probes = [web.get(HEALTHZ, healthz), *([web.get(READYZ, ready)] if ready is not None else [])]
+    checks = [bearer_token(token, open_paths=tuple(probe.path for probe in probes)), bad_input, *middlewares]
+    app = web.Application(middlewares=checks, client_max_size=max_bytes)
+    app.add_routes([*probes, *routes])
+    return app
 
 
 async def serve(app: web.Application, bind: Address) -> tuple[web.AppRunner, Address]:

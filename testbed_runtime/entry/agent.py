@@ -33,7 +33,7 @@ from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.placing import Surroundings
 from testbed_runtime.faults.probes import EchoServer, path_route
 from testbed_runtime.faults.registry import Capabilities
-from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
+from testbed_runtime.http import service
 from testbed_runtime.process.config import AgentConfig
 from testbed_runtime.transport.names import numeric
 
@@ -108,16 +108,8 @@ def application(
             {"backends": list(offered.backends), "how": dict(support.there), "missing": dict(offered.missing)}
         )
 
-    app = web.Application(middlewares=[bearer_token(token, open_paths=(HEALTHZ,)), bad_input])
-    app.add_routes(
-        [
-            web.get(HEALTHZ, healthz),
-            web.get("/v1/capabilities", tell),
-            path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT)),
-            *fault_routes(agent),
-        ]
-    )
-    return app
+    echo = path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT))
+    return service(token, [web.get("/v1/capabilities", tell), echo, *fault_routes(agent)])
 
 
 async def start(config: AgentConfig, process: Process) -> Ready:

@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
+from testbed_runtime.http import disk_errors, service
 from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.store.blobstore import FolderBlobStore, checked
 from testbed_runtime.timeouts import repeated
@@ -157,19 +157,14 @@ class StoreServer:
 
     def application(self, token: str) -> web.Application:
         """Return the HTTP application. Errors of the disk are answered with 507."""
-        middlewares = [bearer_token(token, open_paths=(HEALTHZ,)), bad_input, disk_errors("the store's")]
-        app = web.Application(middlewares=middlewares, client_max_size=MAX_OBJECT_BYTES)
-        app.add_routes(
-            [
-                web.get(HEALTHZ, healthz),
-                web.post(EPOCH, self._take_over),
-                web.get(OBJECTS, self._list),
-                web.put(OBJECTS + "/{key:.+}", self._put),
-                web.get(OBJECTS + "/{key:.+}", self._get),
-                web.delete(OBJECTS + "/{key:.+}", self._delete),
-            ]
-        )
-        return app
+        routes = [
+            web.post(EPOCH, self._take_over),
+            web.get(OBJECTS, self._list),
+            web.put(OBJECTS + "/{key:.+}", self._put),
+            web.get(OBJECTS + "/{key:.+}", self._get),
+            web.delete(OBJECTS + "/{key:.+}", self._delete),
+        ]
+        return service(token, routes, disk_errors("the store's"), max_bytes=MAX_OBJECT_BYTES)
 
     async def _take_over(self, request: web.Request) -> web.Response:
         asked = int(request.query.get("epoch", "0"))

@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.http import fault_routes
 from testbed_runtime.faults.probes import path_route
-from testbed_runtime.http import HEALTHZ, READYZ, bad_input, bearer_token, healthz
+from testbed_runtime.http import service
 from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
 
 MAX_GRACE_S = 30.0
@@ -39,16 +39,11 @@ def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.A
         await supervisor.stop(request.match_info["name"], grace_s)
         return web.json_response({})
 
-    app = web.Application(middlewares=[bearer_token(token, open_paths=(HEALTHZ, READYZ)), bad_input])
-    app.add_routes(
-        [
-            web.get(HEALTHZ, healthz),
-            web.get(READYZ, readyz),
-            web.get("/v1/processes", processes),
-            web.put("/v1/processes/{name}", put_process),
-            web.post("/v1/processes/{name}/stop", stop),
-            path_route(lambda: (supervisor.echo.address[1],)),
-            *fault_routes(supervisor.agent),
-        ]
-    )
-    return app
+    routes = [
+        web.get("/v1/processes", processes),
+        web.put("/v1/processes/{name}", put_process),
+        web.post("/v1/processes/{name}/stop", stop),
+        path_route(lambda: (supervisor.echo.address[1],)),
+        *fault_routes(supervisor.agent),
+    ]
+    return service(token, routes, ready=readyz)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -56,9 +56,9 @@ class Route:
 @dataclass(slots=True)
 class RuleState:
     rule: Rule
+    timer: asyncio.TimerHandle
     reset_connections: int = 0
     vanished_connections: int = 0
-    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 
 class Proxy:
@@ -114,9 +114,9 @@ class Proxy:
             self.remove(rule.rule_id)
             return
         replaced = self._rules.get(rule.rule_id)
-        if replaced is not None and replaced.timer is not None:
+        if replaced is not None:
             replaced.timer.cancel()  # replace the rule without healing it in between, so that no held bytes leak
-        state = RuleState(rule, timer=loop.call_at(rule.deadline, self.remove, rule.rule_id))
+        state = RuleState(rule, loop.call_at(rule.deadline, self.remove, rule.rule_id))
         self._rules[rule.rule_id] = state
         untouched = [r for r in self._relays if not r.gone and not r.was_reset]
         self._reshape()
@@ -128,8 +128,7 @@ class Proxy:
         state = self._rules.pop(rule_id, None)
         if state is None:
             return
-        if state.timer is not None:
-            state.timer.cancel()
+        state.timer.cancel()
         self._reshape()
 
     def remove_all(self) -> None:
@@ -168,8 +167,7 @@ class Proxy:
     async def close(self) -> None:
         """Close every listener and connection and end every task. Idempotent."""
         for state in self._rules.values():
-            if state.timer is not None:
-                state.timer.cancel()
+            state.timer.cancel()
         self._rules.clear()
         for route in self._routes.values():
             if route.server is not None:

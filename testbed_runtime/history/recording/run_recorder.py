@@ -22,7 +22,7 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.files import TEMPORARY, sync
 from testbed_runtime.history.journal import NAME
 from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Recorder
-from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
+from testbed_runtime.http import disk_errors, service
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 """Limit for a file of a file sink or a report. Files are streamed, so this protects the volume."""
@@ -65,26 +65,18 @@ class RunRecorder:
         self._trials: dict[str, Recorder] = {}
 
     def application(self) -> web.Application:
-        middlewares = [
-            bearer_token(self._token, open_paths=(HEALTHZ,)),
-            bad_input,
-            disk_errors("the run's"),
-            _name_taken,
+        routes = [
+            web.post("/t/{trial}/segments", self._segments),
+            web.post("/t/{trial}/seal", self._seal),
+            web.get("/t/{trial}/status", self._status),
+            web.get("/files/", self._list),
+            web.get("/files/{path:.+}", self._get),
+            web.put("/files/{path:.+}", self._put),
+            web.delete("/files/{path:.+}", self._delete),
         ]
-        app = web.Application(middlewares=middlewares, client_max_size=MAX_REQUEST_BYTES)
-        app.add_routes(
-            [
-                web.get(HEALTHZ, healthz),
-                web.post("/t/{trial}/segments", self._segments),
-                web.post("/t/{trial}/seal", self._seal),
-                web.get("/t/{trial}/status", self._status),
-                web.get("/files/", self._list),
-                web.get("/files/{path:.+}", self._get),
-                web.put("/files/{path:.+}", self._put),
-                web.delete("/files/{path:.+}", self._delete),
-            ]
+        return service(
+            self._token, routes, disk_errors("the run's"), _name_taken, max_bytes=MAX_REQUEST_BYTES
         )
-        return app
 
     async def close(self) -> None:
         """Idempotent."""

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.process import OnProgress, SparkEnded, SparkWorker
-from testbed_runtime.http import HEALTHZ, READYZ, bad_input, bearer_token, healthz
+from testbed_runtime.http import service
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 from testbed_runtime.timeouts import cancel_all
 
@@ -58,17 +58,8 @@ class SparkService:
         self._warming: asyncio.Task[None] | None = None
 
     def application(self) -> web.Application:
-        middlewares = [bearer_token(self._token, open_paths=(HEALTHZ, READYZ)), bad_input]
-        application = web.Application(middlewares=middlewares, client_max_size=MAX_REQUEST_BYTES)
-        application.add_routes(
-            [
-                web.post("/v1/evaluate", self._evaluate),
-                web.get("/v1/progress", self._progress),
-                web.get(HEALTHZ, healthz),
-                web.get(READYZ, self._ready),
-            ]
-        )
-        return application
+        routes = [web.post("/v1/evaluate", self._evaluate), web.get("/v1/progress", self._progress)]
+        return service(self._token, routes, ready=self._ready, max_bytes=MAX_REQUEST_BYTES)
 
     def warm_up(self) -> None:
         """Start Spark before the first request."""
