@@ -98,9 +98,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled_most = CANCELLED_TIMERS_MAX
         self._turns = 0
         self._turns_now = 0
-        self._held: dict[str, list[asyncio.Handle]] = {}
-        self._paused: set[str] = set()
-        self._dead: set[str] = set()
+        self._stopped: dict[str, list[asyncio.Handle] | None] = {}
+        """The paused processes with the callbacks that they have missed, and the killed ones with None."""
         self._owned: dict[str, weakref.WeakSet[asyncio.Task[Any]]] = {}
         self._killed_tasks: list[asyncio.Task[Any]] = []
 
@@ -116,26 +115,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # ---- processes
 
     def pause(self, process: str) -> None:
-        if process not in self._dead:
-            self._paused.add(process)
+        self._stopped.setdefault(process, [])
 
     def resume(self, process: str) -> None:
         """Resume a process. The callbacks that it missed are due now, in order."""
-        self._paused.discard(process)
-        self._ready.extend(self._held.pop(process, ()))
+        held = self._stopped.get(process)
+        if held is not None:
+            del self._stopped[process]
+            self._ready.extend(held)
 
     def kill(self, process: str) -> None:
         """Kill a process: its callbacks never run again. Its tasks are kept until the loop ends, because garbage
         collection would run their `finally` blocks."""
-        self._dead.add(process)
-        self._paused.discard(process)
-        self._held.pop(process, None)
+        self._stopped[process] = None
         self._killed_tasks += self._owned.pop(process, ())
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
         task = super().create_task(coro, name=name, context=context)
         process = PROCESS.get() if context is None else context.get(PROCESS, "")
-        if process in self._dead:
+        if self._stopped.get(process, ()) is None:
             self._killed_tasks.append(task)
         elif process:
             self._owned.setdefault(process, weakref.WeakSet()).add(task)
@@ -188,37 +186,36 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._cancelled_timers > self._cancelled_most:
             left = {when: [t for t in timers if not t.cancelled()] for when, timers in self._timers.items()}
             self._timers = {when: timers for when, timers in left.items() if timers}
-            self._times = list(self._timers)
+            self._times[:] = self._timers
             heapq.heapify(self._times)
             self._cancelled_timers = 0
             self._cancelled_most = max(CANCELLED_TIMERS_MAX, sum(map(len, self._timers.values())))
 
     def _run_once(self) -> None:
-        """Run one iteration: the callbacks that are ready now, not those that they add."""
-        ready, dead, paused = self._ready, self._dead, self._paused
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
-            self._jump()
-        self._turns += 1
-        self._turns_now += 1
-        if self._turns_now > TURNS_AT_ONE_INSTANT_MAX or self._turns > TURNS_MAX:
-            self._raise_livelock()
-        if self._times and self._times[0] <= self._now:
-            self._wake()
-        for _ in range(len(ready)):
-            handle: Any = ready.popleft()
-            if handle._cancelled:  # noqa: SLF001
-                continue
-            if dead or paused:
-                process = handle._context.get(PROCESS, "")  # noqa: SLF001
-                if process in dead:
+        """Run iterations until the loop is stopped. Each one runs the callbacks that are ready now, not those that they add."""
+        ready, times, stopped = self._ready, self._times, self._stopped
+        while True:
+            if not ready and not self._stopping:  # type: ignore[attr-defined]
+                self._jump()
+            elif times and times[0] <= self._now:
+                self._wake()
+            self._turns_now += 1
+            if self._turns_now > TURNS_AT_ONE_INSTANT_MAX:
+                self._raise_livelock()
+            for _ in range(len(ready)):
+                handle: Any = ready.popleft()
+                if handle._cancelled:  # noqa: SLF001
                     continue
-                if process in paused:
-                    self._held.setdefault(process, []).append(handle)
+                if stopped and (process := handle._context.get(PROCESS, "")) in stopped:  # noqa: SLF001
+                    if (held := stopped[process]) is not None:
+                        held.append(handle)
                     continue
-            try:  # what `Handle._run` does
-                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
-            except BaseException as error:
-                self._failed(handle, error)
+                try:  # what `Handle._run` does
+                    handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
+                except BaseException as error:
+                    self._failed(handle, error)
+            if self._stopping:  # type: ignore[attr-defined]
+                return
 
     def _failed(self, handle: asyncio.Handle, error: BaseException) -> None:
         if isinstance(error, SystemExit | KeyboardInterrupt):
@@ -229,21 +226,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _wake(self) -> None:
         """Make the timers ready that are due."""
-        times, now = self._times, self._now
+        times, timers, ready, now = self._times, self._timers, self._ready, self._now
         while times and times[0] <= now:
-            for due in self._timers.pop(heappop(times)):
+            for due in timers.pop(heappop(times)):
                 if not due._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
-                    self._ready.append(due)
+                    ready.append(due)
 
     def _jump(self) -> None:
-        times, timers = self._times, self._timers
-        while times and timers[times[0]][-1]._cancelled and all(t.cancelled() for t in timers[times[0]]):  # noqa: SLF001
-            del timers[heappop(times)]
-        if not times:
-            raise SimulatedDeadlock(f"nothing left to do at {self._now:.6f} s")
-        if times[0] > self._now:
-            self._now = times[0]
-            self._turns_now = 0
+        """Make the next timers ready, and set the clock to their time."""
+        times, timers, ready = self._times, self._timers, self._ready
+        while times:
+            when = heappop(times)
+            for due in timers.pop(when):
+                if not due._cancelled:  # noqa: SLF001
+                    ready.append(due)
+            if ready:
+                if when > self._now:
+                    self._now = when
+                    self._turns += self._turns_now
+                    if self._turns > TURNS_MAX:
+                        self._raise_livelock()
+                    self._turns_now = 0
+                if times and times[0] <= self._now:
+                    self._wake()
+                return
+        raise SimulatedDeadlock(f"nothing left to do at {self._now:.6f} s")
 
     def _raise_livelock(self) -> None:
         names = Counter(t.get_name() for t in asyncio.all_tasks(self))
@@ -329,7 +336,7 @@ def _run(main: Coroutine[Any, Any, T], start_s: float) -> T:
 
 def _end_tasks(loop: VirtualLoop) -> None:
     """Cancel all remaining tasks, including those of paused processes, and let them end within a limit."""
-    for process in sorted(loop._paused):  # noqa: SLF001 - own class
+    for process in sorted(loop._stopped):  # noqa: SLF001 - own class
         loop.resume(process)
     killed = set(loop._killed_tasks)  # noqa: SLF001
     tasks = [task for task in asyncio.all_tasks(loop) if task not in killed]

@@ -246,6 +246,7 @@ class Task:
         if self.state is _S.CANCELING:
             return _S.CANCELED
         if isinstance(error, FlinkError):
+            error.__traceback__ = None  # else the failed connection, which keeps the error, keeps this task
             self.failure = self.failure or error
             self._failed_partition = self.input.failed_partition(error)
             return self._outcome_of(self.failure)

@@ -292,7 +292,7 @@ def _keeps_nothing(data: memoryview) -> bool:
 
 
 @lru_cache(maxsize=EVENTS_KEPT)
-def event_buffer(data: bytes, data_type: DataType) -> Buffer:
+def event_buffer(data: bytes | memoryview, data_type: DataType) -> Buffer:
     """Return the buffer of an event. All channels share it, because producers send the same event on all of them."""
     return Buffer.unpooled(data, data_type)
 
@@ -415,7 +415,7 @@ class _ClientPump(Pump):
         buffer = None
         if type(frame) is BufferResponse:
             if not frame.data_type.is_buffer:
-                buffer = event_buffer(bytes(frame.data), frame.data_type)
+                buffer = event_buffer(frame.data, frame.data_type)  # type: ignore[arg-type]  # nothing writes to it
             else:
                 given = self.machine.allocate(frame.receiver, len(frame.data), frame.data_type)
                 if given is None or given is DISCARD:

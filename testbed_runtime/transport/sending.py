@@ -123,7 +123,8 @@ class Pump:
         """Send whole frames. Those that fit into the connection's window leave together."""
         tap, following, version = self._tap, self.machine.next_frame, self._version
         header = header_bytes(version)
-        left, room, frames, size = FRAMES_PER_PULL, carrier.room, list[tuple[object, int]](), 0
+        left, room, size = FRAMES_PER_PULL, carrier.room, 0
+        frames: list[tuple[object, int]] = []
         while left and (taken := following()) is not None:
             left -= 1
             frame, buffer = taken

@@ -380,9 +380,7 @@ class SimulatedConnection:
         taken = handler.on_frames(frames)  # type: ignore[attr-defined]  # its peer sent frames
         if self._closing:  # the handler has closed the connection
             return
-        size = 0
-        for _ in range(taken):
-            size += inbox.popleft()[1]
+        size = sum([inbox.popleft()[1] for _ in range(taken)])
         if self._other is not None:
             self._other.acknowledged(size)
 

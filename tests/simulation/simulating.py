@@ -31,11 +31,11 @@ def stand_still(seconds: float) -> None:
     assert isinstance(loop, VirtualLoop)
     assert task is not None
     pending, until = len(loop._ready), loop.time() + seconds
-    loop.call_at(until, int, context=Context())
+    loop.call_at(until, loop.stop, context=Context())
     loop.pause(process)
     asyncio.tasks._leave_task(loop, task)
-    while loop.time() < until:
-        loop._run_once()
+    loop._run_once()
+    loop._stopping = False  # type: ignore[attr-defined]
     asyncio.tasks._enter_task(loop, task)
     loop.resume(process)
     for _ in range(pending - len(loop._ready)):

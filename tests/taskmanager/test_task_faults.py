@@ -1,11 +1,15 @@
 """Tasks under faults: paused and killed TaskManagers, late producers, a JobManager that is gone, sockets and files."""
 
 import asyncio
+import gc
 import json
+from collections import Counter
 
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
+from testbed_runtime.core.exchange.credit import BufferManager, SequenceViewReader
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
     JobGraph,
@@ -320,6 +324,34 @@ def test_a_task_that_reads_a_failed_producer_leaves_the_failover_to_it(version, 
             bed.assert_exact()
 
     run_virtual(main())
+
+
+def test_the_channels_of_a_failed_task_are_freed_without_garbage_collection():
+    """A large task has thousands of them. The connection that failed the task keeps the error, but not the task."""
+
+    async def main():
+        async with a_testbed(slots=1, taskmanagers=5) as bed:
+            await bed.submit(graph())
+            await bed.until(lambda s: s.completed_checkpoints > 1)
+            victim = (await bed.status()).placement["source-0"].rsplit("-", 1)[0]
+            gc.collect()
+            channels = alive(RemoteInputChannel, BufferManager, SequenceViewReader)
+            gc.disable()
+            try:
+                for pump in list(bed.taskmanagers[victim].environment.server._pumps):
+                    pump.abort(reset=True)
+                await bed.until(lambda s: s.restarts == 1 and set(s.tasks.values()) == {"RUNNING"})
+                await asyncio.sleep(1)
+                assert alive(RemoteInputChannel, BufferManager, SequenceViewReader) == channels
+            finally:
+                gc.enable()
+            await bed.drain()
+
+    run_virtual(main())
+
+
+def alive(*types):
+    return Counter(type(found).__name__ for found in gc.get_objects() if type(found) in types)
 
 
 def test_too_few_network_buffers_fail_the_job_with_the_options_to_raise():

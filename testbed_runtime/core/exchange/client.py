@@ -108,13 +108,15 @@ class PartitionRequestClient:
         """Queue a message. A message of a `channel` is dropped once the channel is released."""
         if self.error is None:
             self._pending.append((frame, channel))
-            self._wake()
+            if len(self._pending) == 1:  # otherwise woken already
+                self._wake()
 
     def announce_credit(self, channel: RemoteInputChannel) -> None:
         """Queue an AddCredit whose value is read when it is written."""
         if self.error is None and self._credit_based:
             self._pending.append((None, channel))
-            self._wake()
+            if len(self._pending) == 1:
+                self._wake()
 
     def next_frame(self) -> tuple[ClientFrame, None] | None:
         """Return the next message, which has no buffer, or None."""

@@ -11,7 +11,7 @@ from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.memory import Buffer, Home, MemorySegment
-from testbed_runtime.core.exchange.subpartition import NO_RUN, Polled, Run, SubpartitionView
+from testbed_runtime.core.exchange.subpartition import NO_RUN, Polled, Run, SubpartitionView, nothing
 from testbed_runtime.core.ids import InputChannelID
 from testbed_runtime.core.values import MAX_INT, java_int
 
@@ -268,6 +268,7 @@ class BufferManager:
         while self._floating:
             self._pool.recycle(self._floating.pop(0))
         self._notify_ready()
+        self._on_credit = nothing
 
 
 class SequenceViewReader:
@@ -315,7 +316,7 @@ class SequenceViewReader:
     def resume_consumption(self) -> None:
         if self.initial_credit == 0 and not self.unlimited:
             self.credit = 0
-        (self.view or self._require_view()).resume_consumption()
+        (self.view or self._require_view()).subpartition.resume()
 
     @property
     def needs_backlog_announcement(self) -> bool:

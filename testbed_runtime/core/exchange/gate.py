@@ -348,4 +348,5 @@ class InputGate:
             self._requests = None
             for channel in self.channels:
                 channel.release()
+            self.channels = []  # they refer to the gate
             self.pool.destroy()

@@ -25,7 +25,7 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.exchange.pending import Pending
-from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
+from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView, nothing
 from testbed_runtime.core.ids import ResultPartitionID
 
 _DATA = DataType.DATA_BUFFER
@@ -44,10 +44,6 @@ def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) 
         return data.reshape(-1).view(np.uint8).data
     view = data if type(data) is memoryview else memoryview(data)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
-def _nothing() -> None:
-    return
 
 
 def _superseded(name: str, newer: int, checkpoint_id: int) -> FlinkError:
@@ -125,7 +121,7 @@ class ResultPartition:
         """Subpartitions in which the barrier of the latest checkpoint may still time out."""
         self._lost: dict[int, FlinkError] = {}
         """The latest checkpoints whose output channel state cannot be known any more, until `forget_barriers`."""
-        self.on_barriers_sent: Callback = _nothing
+        self.on_barriers_sent: Callback = nothing
         """Called when no queued barrier of a checkpoint can time out any more."""
         self.on_task_event: Callable[[Event], None] | None = None
         """Called for each event that a reader sends back; set by the task that subscribes."""

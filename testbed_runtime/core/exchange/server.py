@@ -159,7 +159,8 @@ class PartitionRequestServer:
         if available:
             reader.registered = True
             self._available.append(reader)
-            self._wake()
+            if len(self._available) == 1:  # otherwise woken already
+                self._wake()
         elif backlog > 0 and reader.needs_backlog_announcement:
             self._send(BacklogAnnouncement(backlog, reader.receiver))
 

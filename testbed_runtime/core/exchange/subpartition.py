@@ -18,7 +18,13 @@ from testbed_runtime.core.values import MAX_INT
 _UNFINISHED_HEAD = "When there are multiple buffers, an unfinished bufferConsumer can not be at the head of the buffers queue."
 _NONE = DataType.NONE
 _DATA_BUFFER = DataType.DATA_BUFFER
+_TIMEOUTABLE = DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER
+_END = DataType.END_OF_PARTITION
 _ONLY_BUFFERS = {Buffer}
+
+
+def nothing() -> None:
+    """Do nothing: the callback of what has been released, which must not keep its owner."""
 
 
 class Polled(Struct, frozen=True, gc=False):
@@ -208,14 +214,14 @@ class PipelinedSubpartition:
         self._buffers.append(element)
         if element.is_buffer:
             self.backlog_buffers += 1
-        elif element.data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
+        elif element.data_type is _TIMEOUTABLE:
             self._timeoutable = element
         self._finished = last
         if last or not (self._flush_requested or self.is_blocked):
             size = len(self._priority) + len(self._buffers)
             # only the second element makes the first one readable, unless that one was complete from the start
-            if last or size == 2 or (size == 1 and element.known_finished):
-                self._notify()
+            if self.view is not None and (last or size == 2 or (size == 1 and element.known_finished)):
+                self.view.on_data()
         return True
 
     def add_run(self, run: list[Buffer]) -> None:
@@ -265,8 +271,8 @@ class PipelinedSubpartition:
         size = len(self._priority) + len(self._buffers)
         single = size == 1 and (bool(self._priority) or self._buffers[0].readable > 0)
         self._flush_requested, self._flush_reason = size > 1 or single, reason
-        if single and not self.is_blocked:
-            self._notify()
+        if single and self.view is not None and not self.is_blocked:
+            self.view.on_data()
 
     def release(self) -> None:
         """Release all elements. The reader is not notified, because a failed producer sends nothing; it notices the release at its next
@@ -326,7 +332,7 @@ class PipelinedSubpartition:
                     self.sent[self._flush_reason] += 1
                     return self._polled(element, element.build())
                 if element.is_buffer:
-                    self.sent[SendReason.FULL if element.is_full else SendReason.EVENT] += 1
+                    self.sent[_FULL if element.is_full else _EVENT] += 1
                 buffers.pop(0)
                 self.backlog_buffers -= element.is_buffer
                 return self._polled(element, element.build_last())
@@ -388,7 +394,7 @@ class PipelinedSubpartition:
             if element is self._timeoutable:
                 self._timeoutable = None
                 self._owner.on_barrier_sent(self.index)
-            self.end_delivered = self.end_delivered or data_type is DataType.END_OF_PARTITION
+            self.end_delivered = self.end_delivered or data_type is _END
         sequence = self._sequence
         self._sequence = next_sequence_number(sequence)
         buffers = self._buffers
@@ -492,4 +498,5 @@ class SubpartitionView:
         """Release the view. Queued elements stay with the partition until it is released; they cannot be read again."""
         if not self.released:
             self.released = True
+            self.on_data = nothing
             self.subpartition.on_view_released()
