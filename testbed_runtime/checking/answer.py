@@ -10,7 +10,13 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.apart import hits_of, until_each_has_recovered
+from testbed_runtime.checking.apart import (
+    awaited_by,
+    hits_of,
+    lost_in,
+    missing_taskmanagers,
+    until_each_has_recovered,
+)
 from testbed_runtime.checking.avoidable import is_of, with_enough
 from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
@@ -76,7 +82,6 @@ from testbed_runtime.checking.waits import (
 )
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.job.restart import restart_limit
-from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
@@ -88,7 +93,6 @@ from testbed_runtime.core.judgement.recovery import (
 )
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
-from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
@@ -177,7 +181,6 @@ class _Paths:
         direct = frozenset(job_shape(trial, entry).sinks) - self.windowed.keys()
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
         """The window vertices before the sinks. Empty if a sink gets records directly."""
-        self.spare = has_spare_slots(entry)
         self.effects: Sequence[FaultEffect] = ()
         self.outage_fault = ""
         """The fault of the outage that is being attributed."""
@@ -214,6 +217,12 @@ class _Paths:
             shared=tuple(shared),
         )
 
+    def _awaited(self, outage: Outage) -> frozenset[str]:
+        """Return the TaskManagers for which the job waited in an outage."""
+        lost = lost_in(self.effects, self.waits, outage.effect, outage.end)
+        missing = missing_taskmanagers(self.entry, len(lost))
+        return awaited_by(self.waits, missing, outage.effect, outage.end)
+
     def _margins(self, outage: Outage) -> tuple[Margin, ...]:
         """Return the margins of the waits that ended in the outage. If there was no outage, return those of the waits that the fault may have
         prolonged."""
@@ -246,7 +255,7 @@ class _Paths:
         if len(faults := _faults_of(outage)) > 1:
             shape = job_shape(self.trial, self.entry)
             hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
-            shared = until_each_has_recovered(shared, hits, causes, self.waits, spare=self.spare)
+            shared = until_each_has_recovered(shared, hits, causes, self.waits, awaited=self._awaited(outage))
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
         return each_segment(shared, capped)
 
@@ -288,7 +297,7 @@ class _Paths:
             last=last,
             detected=since,
             terminal=terminal,
-            spare=self.spare,
+            awaited=self._awaited(outage),
             known=span.cause is not None,
             lasts=lasting is not None,
         )
@@ -575,15 +584,6 @@ def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[t
         found += [(at, min(start, span[1]))] if at < min(start, span[1]) else []
         at = max(at, end)
     return [*found, (at, span[1])] if at < span[1] else found
-
-
-def has_spare_slots(entry: Entry) -> bool:
-    """Whether the TaskManagers of a trial have more slots than its job needs. True if that is not known."""
-    groups = [(v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)]
-    needed = slots_of_groups(groups)
-    managers = (entry.get("job") or {}).get("taskManagers") or {}
-    there = int(managers.get("replicas") or 0) * int(managers.get("slots") or 1)
-    return not (needed and there) or there > sum(needed.values())
 
 
 def _nothing(kind: str, at: int) -> Wait:

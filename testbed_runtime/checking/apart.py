@@ -3,23 +3,26 @@ begins, and then it has to restart once more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import JobShape
-from testbed_runtime.checking.criticalpath import NEAR_NS
+from testbed_runtime.checking.common import Entry, JobShape
+from testbed_runtime.checking.criticalpath import NEAR_NS, is_awaited, taskmanager_of
 from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.lasting import PAUSE, with_slack
 from testbed_runtime.checking.rounds import LOST, cut_off, responsible
+from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import KINDS, REPLACE_LOST, Outcome, Wait
+from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
+from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
@@ -95,18 +98,19 @@ def until_each_has_recovered(
     causes: Iterable[Cause],
     waits: Sequence[Wait],
     *,
-    spare: bool,
+    awaited: Collection[str] | None,
 ) -> tuple[Round, ...]:
     """Return the rounds with the savings of each option limited. Without the waits of that option, the job
     would still have to recover from each fault on its own, and the time for that cannot be saved. `causes`:
-    the failures of the rounds. `spare`: there are more slots than the job needs."""
+    the failures of the rounds. `awaited`: the TaskManagers that the job needs in addition to those that it
+    still has; None: all that come."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()
     for cause in causes:
         if (fault := responsible(faults, cause)) is not None:
             shown.setdefault(fault.fault, cause)
-    alone = _Alone(rounds, shown, waits, spare=spare)
+    alone = _Alone(rounds, shown, waits, awaited)
     segments = [s for r in rounds for s in r.segments]
     lasted = sum(s.end_ns - s.start_ns for s in segments if not _works(s))
     for option in dict.fromkeys(s.option for s in segments if s.option):
@@ -131,11 +135,15 @@ class _Alone:
     """The minimum that each fault costs if the job recovers from it on its own."""
 
     def __init__(
-        self, rounds: Sequence[Round], known: Mapping[str, Cause], waits: Sequence[Wait], *, spare: bool
+        self,
+        rounds: Sequence[Round],
+        known: Mapping[str, Cause],
+        waits: Sequence[Wait],
+        awaited: Collection[str] | None,
     ) -> None:
         self.last = rounds[-1].segments
         self.end_ns = rounds[-1].end_ns
-        self.known, self.waits, self.spare = known, waits, spare
+        self.known, self.waits, self.awaited = known, waits, awaited
         delays = [w for w in waits if w.kind == "restart-delay" and w.outcome is Outcome.FIRED]
         self.delays = [w for w in delays if rounds[0].start_ns <= w.start_ns < self.end_ns]
 
@@ -192,7 +200,40 @@ class _Alone:
             until = first.end_ns
         elif cause is not None and first is None:
             until = cause.t_ns
-        if not self.spare:
-            replaced = [w.end_ns for w in own if w.kind == "replacement" and w.start_ns >= begun]
-            until = max([until, *replaced[:1]])
+        replaced = [w for w in own if w.kind == "replacement" and w.start_ns >= begun]
+        if replaced and (self.awaited is None or taskmanager_of(replaced[0]) in self.awaited):
+            until = max(until, replaced[0].end_ns)
         return until, True
+
+
+def lost_in(
+    effects: Iterable[FaultEffect], waits: Iterable[Wait], start_ns: int, end_ns: int
+) -> frozenset[str]:
+    """Return the TaskManagers that an outage lacks: they were killed and not replaced before it, or were paused in it."""
+    begun = [e for e in effects if e.injected_ns is not None and e.begun_ns <= end_ns]
+    killed = {target for e in begun if e.kind in LOSSES for target in targets_of(e)}
+    replaced = [w for w in waits if w.kind == "replacement" and w.outcome is Outcome.FIRED]
+    up = {w.what: w.end_ns for w in sorted(replaced, key=lambda w: w.end_ns)}
+    killed -= {name for name, up_ns in up.items() if up_ns <= start_ns}
+    paused = [e for e in begun if e.kind == PAUSE and (e.ended_ns or end_ns) > start_ns]
+    return frozenset(killed.union(*map(targets_of, paused)))
+
+
+def missing_taskmanagers(entry: Entry, lost: int) -> int:
+    """Return how many TaskManagers have to come before the job has its slots again, if so many are lost, at least one. 0 if it is not known how
+    many slots there are."""
+    groups = [(v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)]
+    needed = sum(slots_of_groups(groups).values())
+    managers = (entry.get("job") or {}).get("taskManagers") or {}
+    replicas, slots = int(managers.get("replicas") or 0), int(managers.get("slots") or 1)
+    return max(0, -(-needed // slots) - replicas + max(1, lost)) if needed and replicas else 0
+
+
+def awaited_by(waits: Iterable[Wait], missing: int, start_ns: int, end_ns: int) -> frozenset[str]:
+    """Return the TaskManagers for which a job waited that missed so many: the first that came."""
+    came: dict[str, int] = {}
+    for wait in waits:
+        if start_ns < wait.end_ns <= end_ns and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
+            name = taskmanager_of(wait)
+            came[name] = max(came.get(name, 0), wait.end_ns)
+    return frozenset(sorted(came, key=lambda name: (came[name], name))[:missing])

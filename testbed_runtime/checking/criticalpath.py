@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.pieces import Piece, is_of_option, merged, owner_text, segment
 from testbed_runtime.checking.unrecorded import is_slot_request
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.judgement.recovery import Segment
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, POD_STEPS, RM_NAME, Outcome, Wait
 
@@ -80,7 +81,7 @@ _BESIDE = frozenset({
 })  # fmt: skip
 """The steps that a restart needs, all of them. Detections are not included: the first of several is enough."""
 _OF_SLOTS = frozenset({*_STARTING, "registration"})
-"""The steps of a TaskManager until it is registered. A job with spare slots does not need it."""
+"""The steps of a TaskManager until it is registered."""
 _BEFORE_SLOTS = frozenset({"cancellation", "fencing", "restart-delay"})
 _AFTER_SLOTS = _MUST_SUCCEED - {"slot"}
 
@@ -107,23 +108,23 @@ def attribute(
     last: Wait,
     detected: int,
     terminal: bool = False,
-    spare: bool = False,
+    awaited: Collection[str] | None = None,
     known: bool = False,
     lasts: bool = False,
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span; the walk begins with it.
     `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
-    the span ended. `spare`: there are more slots than the job needs. `known`: a failure began the span, so a stall after `detected` is not
+    the span ended. `awaited`: the TaskManagers that the job needs in addition to
+    those that it still has; None: all that come. `known`: a failure began the span, so a stall after `detected` is not
     part of a detection. `lasts`: `last` continues after the span, and the path of the next span begins with it."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last, lasts=lasts)
-    beside = _BESIDE if spare else _BESIDE | _OF_SLOTS
     pieces = merged(reversed(walk.pieces))
     since = detected - EPSILON_NS
-    return tuple(segment(p, walk.slack(p.wait, beside), known=known and p.start >= since) for p in pieces)
+    return tuple(segment(p, walk.slack(p.wait, awaited), known=known and p.start >= since) for p in pieces)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -286,18 +287,18 @@ class _Walk:
         coming = [w for w in self.waits if w.kind in kinds and w.start_ns < self.at < w.end_ns and _caused(w)]
         return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
-    def slack(self, wait: Wait | None, beside: Collection[str]) -> tuple[int, Wait] | None:
+    def slack(self, wait: Wait | None, awaited: Collection[str] | None) -> tuple[int, Wait] | None:
         """Return by how much this wait, which its option ended, could be shortened before another wait takes over, and that other wait. None
-        if no other wait would. `beside`: the kinds of waits that can take over. Such a wait was in progress at the same time, does not depend
-        on this wait or its option, and a later step of the path needed it too."""
+        if no other wait would. Such a wait was in progress at the same time, does not depend on this wait or its option, and a later step of the
+        path needed it too. `awaited`: as in `attribute`."""
         if wait is None or not is_of_option(wait):
             return None
         found: dict[tuple[str, int], tuple[int, Wait]] = {}
         for at, kinds in self._joins[: self._later.get(id(wait), 0)]:
             for w in self.waits:
                 if (
-                    w.kind in beside
-                    and w.kind in kinds
+                    w.kind in kinds
+                    and (w.kind in _BESIDE or is_awaited(w, awaited))
                     and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
                     and w.start_ns < min(wait.end_ns - TIE_NS, self.end - EPSILON_NS)
                     and w.option != wait.option
@@ -496,6 +497,17 @@ def _starts_again(start: Wait, stopped: Wait) -> bool:
 
 def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
     return pair[0], pair[1].wait
+
+
+def is_awaited(wait: Wait, awaited: Collection[str] | None) -> bool:
+    """Whether this is a step or the pause of a TaskManager that the job needs."""
+    step = wait.kind in _OF_SLOTS or (wait.kind, wait.who) == ("stalled", EVERYTHING)
+    return step and (awaited is None or taskmanager_of(wait) in awaited)
+
+
+def taskmanager_of(wait: Wait) -> str:
+    """Return the TaskManager of a step until it is registered, or of its pause, by its name without the process number."""
+    return logical_name(wait.who if wait.kind == "registration" else wait.what)
 
 
 def _follows(wait: Wait, replacement: Wait) -> bool:

@@ -41,10 +41,12 @@ SECOND = lost("tm-2", 5, 7)
 OTHER = frozenset({"other"})
 
 
-def saved(option: str, hits: list[Hit], waits: list[Wait], *, spare: bool = True, last: str = "") -> float:
+def saved(
+    option: str, hits: list[Hit], waits: list[Wait], *, awaited: tuple[str, ...] | None = (), last: str = ""
+) -> float:
     """A wait for this option from 0 to 10 s, and 1 s for slots: what can be saved, in seconds, before the recovery from the `last` fault."""
     own, slots = part(0, 10, "restart-delay", option=option), part(10, 11, "slot", option="")
-    (found,) = until_each_has_recovered([round_of(own, slots)], hits, [], waits, spare=spare)
+    (found,) = until_each_has_recovered([round_of(own, slots)], hits, [], waits, awaited=awaited)
     first, second = found.segments
     assert second == slots
     last = last or hits[-1].fault.fault
@@ -122,27 +124,28 @@ def test_a_pause_that_a_lower_timeout_would_end_costs_it_nothing(option: str, ex
 
 
 @pytest.mark.parametrize(
-    ("option", "spare", "since", "expected"),
+    ("option", "awaited", "since", "expected"),
     [
-        (DELAY, False, 0, 11 - (6 + 1)),
-        (DELAY, True, 0, 11 - (2 + 1)),
-        (DELAY, False, -1, 11 - (2 + 1)),  # of a process before
-        (REPLACED, False, 0, 11 - 1),
+        (DELAY, None, 0, 11 - (6 + 1)),
+        (DELAY, ("tm-1",), 0, 11 - (6 + 1)),
+        (DELAY, ("tm-2",), 0, 11 - (2 + 1)),
+        (DELAY, None, -1, 11 - (2 + 1)),  # of a process before
+        (REPLACED, None, 0, 11 - 1),
     ],
 )
 def test_a_replacement_is_waited_for_without_spare_slots(
-    option: str, *, spare: bool, since: float, expected: float
+    option: str, awaited: tuple[str, ...] | None, since: float, expected: float
 ):
     """It comes 6 s after the loss. If its own delay is shorter, it shows the loss."""
     coming = waited("replacement", since, 6, what="tm-1-2", option=REPLACED, outcome=Outcome.FIRED)
     later = replace(coming, end_ns=9 * NS)
-    assert saved(option, [ONE], [NOTICED, coming, later], spare=spare) == expected
+    assert saved(option, [ONE], [NOTICED, coming, later], awaited=awaited) == expected
 
 
 def test_each_replacement_leaves_the_steps_of_a_restart():
     """They take 1 s, whenever it comes."""
     assert (
-        saved(REPLACED, [ONE, hit("two", "process.kill", 5, 6, "tm-2")], [NOTICED, SECOND], spare=False)
+        saved(REPLACED, [ONE, hit("two", "process.kill", 5, 6, "tm-2")], [NOTICED, SECOND], awaited=None)
         == 11 - 2
     )
 
@@ -151,7 +154,7 @@ def test_a_step_of_the_failure_before_does_not_count():
     """The last round begins with the rest of the deployment that failed, for 1 s. Its own one takes 6 s."""
     rest, own = part(10, 11, "deployment", option=""), part(11, 17, "deployment", option="")
     rounds = [round_of(part(0, 10, "restart-delay", option=DELAY)), round_of(rest, own)]
-    (first, _) = until_each_has_recovered(rounds, [ONE], [], [NOTICED], spare=True)
+    (first, _) = until_each_has_recovered(rounds, [ONE], [], [NOTICED], awaited=())
     assert first.segments[0].slack_ns == (17 - 2 - 6) * NS
 
 
@@ -162,7 +165,7 @@ def test_a_step_that_expired_may_belong_to_one_fault(outcome: str, expected: flo
         part(0, 9, "restart-delay", option=DELAY),
         part(9, 10, "registration", option="o", outcome=outcome),
     )
-    (found,) = until_each_has_recovered([round_of(own, step)], [ONE], [], [NOTICED], spare=True)
+    (found,) = until_each_has_recovered([round_of(own, step)], [ONE], [], [NOTICED], awaited=())
     assert found.segments[0].slack_ns == expected * NS
 
 
@@ -170,7 +173,7 @@ def test_a_step_that_expired_may_belong_to_one_fault(outcome: str, expected: flo
 def test_a_limit_is_no_more_exact_than_a_quarter_of_a_second(noticed: float, *, limited: bool):
     """Nothing but the loss is left of the wait."""
     own = part(0, 3, "restart-delay", option=DELAY)
-    (found,) = until_each_has_recovered([round_of(own)], [ONE], [], [lost("tm-1", 0, noticed)], spare=True)
+    (found,) = until_each_has_recovered([round_of(own)], [ONE], [], [lost("tm-1", 0, noticed)], awaited=())
     assert (found.segments[0].slack_ns >= 0) is limited
 
 
@@ -181,7 +184,7 @@ def test_a_loss_that_only_a_failure_shows_was_noticed_with_it():
     rounds = [round_of(own, slots)]
     for waits, expected in (([], 12 - 5), ([NOTICED], 12 - 4), ([replace(NOTICED, option=DELAY)], -1)):
         (found,) = until_each_has_recovered(
-            rounds, [ONE], [failed, replace(failed, t_ns=9 * NS)], waits, spare=True
+            rounds, [ONE], [failed, replace(failed, t_ns=9 * NS)], waits, awaited=()
         )
         assert found.segments[0].slack_ns == (expected * NS if expected >= 0 else -1)
 
@@ -201,7 +204,7 @@ def test_what_is_left_belongs_to_the_last_waits_of_an_option():
         rounds[0].segments[0], replace(rounds[0].segments[1], option=KNOWN, outcome="expired")
     )
     found = segments_of(
-        until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], spare=True)
+        until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=())
     )
     assert [s.slack_ns / NS if s.slack_ns >= 0 else -1 for s in found] == [1, -1, 1, -1, -1, -1]
 
@@ -213,21 +216,21 @@ def test_a_wait_that_saves_nothing_leaves_the_rest_to_those_before_it():
     """3 s remain of 7 s."""
     rounds = [round_of(part(0, 5, "heartbeat", option="a"), part(5, 7, "heartbeat", option="a", slack_ns=0))]
     pause = hit("one", "process.pause", 0, 3, "tm-1")
-    found = segments_of(until_each_has_recovered(rounds, [pause], [], [], spare=True))
+    found = segments_of(until_each_has_recovered(rounds, [pause], [], [], awaited=()))
     assert [s.slack_ns / NS for s in found] == [4, 0]
 
 
 def test_a_catch_up_that_waits_for_a_fault_counts():
     """Its length does not depend on the seconds before."""
     rounds = [round_of(part(0, 4, "heartbeat", option="a"), part(4, 8, "catch-up", option="", fault="f"))]
-    found = until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], spare=True)
+    found = until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=())
     assert segments_of(found)[0].slack_ns == NS
 
 
 def test_nothing_is_known_without_a_fault_on_a_process():
     """There is no recovery of its own to compare with."""
     rounds = (round_of(part(0, 4, "heartbeat", option="a")),)
-    assert until_each_has_recovered(rounds, [], [], [], spare=True) == rounds
+    assert until_each_has_recovered(rounds, [], [], [], awaited=()) == rounds
 
 
 def test_the_parts_of_a_job_that_a_fault_stops(history: Any):

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed_runtime.checking.answer import has_spare_slots, trial_recovery
+from testbed_runtime.checking.answer import trial_recovery
+from testbed_runtime.checking.apart import missing_taskmanagers
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import windows
 from testbed_runtime.checking.criticalpath import attribute
@@ -148,28 +149,30 @@ def test_slots_are_put_off_by_two_options_before_and_after_a_taskmanager_registe
 
 
 def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager():
-    """It would have been deployed to the others."""
+    """It would have been deployed to the others. A job that misses slots waits for those that come first."""
     waits = [
         wait("restart-delay", 0, 3, Outcome.FIRED, **DELAY),
-        wait("registration", 1, 1.1),
+        wait("registration", 1, 1.1, who="tm-2-2"),
         wait("slot", 3, 3.2),
     ]
     last = wait("catch-up", 3.2, 3.2)
-    for spare, slack_ns in ((False, 1_900_000_000), (True, -1)):
-        found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=0, spare=spare)
+    for awaited, slack_ns in ((None, 1_900_000_000), (("tm-2",), 1_900_000_000), (("tm-3",), -1), ((), -1)):
+        found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=0, awaited=awaited)
         assert {s.slack_ns for s in found if s.kind == "restart-delay"} == {slack_ns}
 
 
 @pytest.mark.parametrize(
-    ("replicas", "slots", "spare"),
-    [(4, 1, False), (5, 1, True), (2, 2, False), (3, 2, True), (None, 1, True)],
-)
-def test_slots_are_spare_if_the_slot_sharing_groups_need_fewer(replicas: int | None, slots: int, spare: bool):
+    ("replicas", "slots", "lost", "missing"),
+    [(4, 1, 0, 1), (4, 1, 1, 1), (5, 1, 1, 0), (5, 1, 3, 2), (2, 2, 1, 1), (2, 3, 1, 1), (3, 2, 1, 0), (None, 1, 1, 0)],
+)  # fmt: skip
+def test_taskmanagers_are_missing_if_the_slot_sharing_groups_need_more(
+    replicas: int | None, slots: int, lost: int, missing: int
+):
     """Two groups: 3 of the larger vertex of one, and 1."""
     vertices = [{"parallelism": 3}, {"parallelism": 2}, {"parallelism": 1, "slotSharingGroup": "out"}]
     managers = {"slots": slots} if replicas is None else {"slots": slots, "replicas": replicas}
-    assert has_spare_slots({"job": {"vertices": vertices, "taskManagers": managers}}) is spare
-    assert has_spare_slots({"job": {"taskManagers": managers}}) is True
+    assert missing_taskmanagers({"job": {"vertices": vertices, "taskManagers": managers}}, lost) == missing
+    assert missing_taskmanagers({"job": {"taskManagers": managers}}, lost) == 0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_vertices_of_one_slot_sharing_group_need_the_slots_of_the_largest(
     """One of 3 slots remains if two vertices with parallelism 2 share theirs. A vertex without a group is in the default one."""
     vertices = [{"parallelism": 2, **({"slotSharingGroup": g} if g else {})} for g in groups]
     managers = {"slots": 1, "replicas": 3}
-    assert has_spare_slots({"job": {"vertices": vertices, "taskManagers": managers}}) is spare
+    assert (missing_taskmanagers({"job": {"vertices": vertices, "taskManagers": managers}}, 1) == 0) is spare
 
 
 def test_of_several_waits_the_one_with_the_least_slack_decides():
