@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import asdict
 
+from testbed_runtime.core.errors import first_line
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
@@ -83,6 +84,22 @@ def write_run(
     metrics = {trial: [{**entries[trial], **r} for r in found] for trial, found in of_trial.items()}
     _replace(catalogue, METRICS, run, metrics)
     _replace(catalogue, PRICES, run, prices)
+
+
+def damaged_part(catalogue: Path, name: str) -> str:
+    """Return which file of a table cannot be read, and what to do. Empty if each of them can be."""
+    schema = SCHEMAS[name]
+    for part in sorted((catalogue / name).rglob("*.parquet")):
+        try:
+            stored = pq.ParquetFile(part).read().schema
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problem = first_line(error)
+        else:
+            other = (f for f in stored if f.name in schema.names and f.type != schema.field(f.name).type)
+            problem = next((f"column {f.name} has the type {f.type}" for f in other), "")
+        if problem:
+            return f"{part} is damaged: {problem}. Evaluate its run again, or delete the file."
+    return ""
 
 
 def _trial_columns(manifest: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:

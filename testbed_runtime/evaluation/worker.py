@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.evaluation import ERROR_PREFIX, session, trends
+from testbed_runtime.evaluation.catalogue import damaged_part
 from testbed_runtime.evaluation.evaluate import evaluate
 from testbed_runtime.evaluation.run import one_line, scratch_folder
 
@@ -72,11 +73,19 @@ def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: T
 
 
 def _trends(spark: Callable[[], SparkSession], catalogue: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of every job over a catalogue. It has no prices while no run has had a recovery."""
+    """Yield the rows of every job over a catalogue. It has no prices while no run has had a recovery. Raises HeadgateError with the path of
+    a damaged file."""
     for name in trends.JOBS:
         if (catalogue / name).is_dir():
-            for row in trends.trend(spark(), catalogue, name).toArrow().to_pylist():
-                yield {"job": name, "row": row}
+            try:
+                rows = trends.trend(spark(), catalogue, name).toArrow().to_pylist()
+            except SparkUnavailable:
+                raise
+            except Exception as error:
+                if damaged := damaged_part(catalogue, name):
+                    raise HeadgateError(damaged) from error
+                raise
+            yield from ({"job": name, "row": row} for row in rows)
 
 
 @contextmanager

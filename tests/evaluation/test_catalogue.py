@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
-from testbed_runtime.evaluation import catalogue, trends
+from testbed_runtime.evaluation import catalogue, trends, worker
 from testbed_runtime.evaluation.evaluate import evaluate
 from tests.evaluation.conftest import Evaluate
 
@@ -167,6 +169,38 @@ def test_older_and_newer_rows_are_read_together(two_runs: Path):
     found = read(two_runs, catalogue.METRICS)
     assert found.schema.names == catalogue.WITH_PARTITIONS[catalogue.METRICS].names
     assert [r["bounded_by"] for r in found.to_pylist() if r["trial"] == "t1"] == [None, None, "", ""]
+
+
+def retyped(part: Path) -> None:
+    rows = pq.ParquetFile(part).read()
+    index = rows.schema.get_field_index("value")
+    pq.write_table(rows.set_column(index, "value", rows.column("value").cast(pa.string())), part)
+
+
+DAMAGED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda part: part.write_text("hello"), "is damaged: "),
+    (lambda part: part.write_bytes(part.read_bytes()[:-20]), "is damaged: "),
+    (retyped, "is damaged: column value has the type string. Evaluate its run again"),
+]
+
+
+@pytest.mark.parametrize(("damage", "problem"), DAMAGED)
+def test_the_damaged_file_of_a_catalogue_is_named(
+    two_runs: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], object], problem: str
+):
+    """Spark's own error names a class of Java. Files of other versions are none."""
+    older_and_newer(two_runs)
+    assert catalogue.damaged_part(two_runs, catalogue.METRICS) == ""
+    part = two_runs / "metrics" / "run=b" / "trial=t1" / "part.parquet"
+    damage(part)
+
+    def fails(*_: Any) -> Any:
+        raise ValueError("An error occurred while calling o78.getResult.")
+
+    monkeypatch.setattr(worker.trends, "trend", fails)
+    out = io.StringIO()
+    worker.serve(lambda: None, [json.dumps({"trends": str(two_runs)})], out)  # type: ignore[arg-type,return-value]
+    assert json.loads(out.getvalue())["error"].startswith(f"{part} {problem}")
 
 
 def test_a_catalogue_that_cannot_be_written_does_not_cost_the_results(
