@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking import catchup
 from testbed_runtime.checking.answer import _without
+from testbed_runtime.checking.baseline import CALM_NS, normal_lag
 from testbed_runtime.checking.catchup import HOLD_NS, STEP_NS, CatchUp
 from testbed_runtime.checking.common import Window
 from testbed_runtime.checking.progress import NOTHING, Progress
@@ -152,6 +153,27 @@ def test_the_lag_of_a_sink_is_the_age_of_its_newest_record_less_the_usual_gap(
         assert round(lag * 10, 6) == expected
     shown = [lag for n, lag in enumerate(lags) if window[0] <= n < window[1]]
     assert one.latest_in(Window(window[0] * STEP_NS, window[1] * STEP_NS)) == max(shown, default=0) / 10
+
+
+@given(
+    lags=LAGS,
+    ended=st.none() | st.integers(0, 30),
+    start=st.integers(-8, 8),
+    length=st.integers(1, 8),
+    until=st.none() | st.integers(0, 30),
+)
+def test_the_normal_lag_is_that_of_the_calmest_window(
+    lags: list[int], ended: int | None, start: int, length: int, until: int | None
+):
+    """The windows begin each half second, and end by `until` and by the end of the task."""
+    one, ends = sink(lags, ended=ended), [t for t in (until, ended) if t is not None]
+    last = start if until is None else max(min(ends) - length, start)
+    begins = range(start, last + 1, CALM_NS // STEP_NS)
+    parts = [one.lag_at(np.arange(t, t + length, dtype=np.int64) * STEP_NS) for t in begins]
+    known = [part[~np.isnan(part)] for part in parts]
+    least = min((float(np.percentile(part, 95)) for part in known if len(part)), default=None)
+    found = normal_lag(one, Window(start * STEP_NS, (start + length) * STEP_NS), until and until * STEP_NS)
+    assert found == (least if len(known[0]) else None)
 
 
 @given(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed_runtime.core.job.flowcontrol import (
     UNLIMITED,
@@ -43,6 +45,23 @@ def test_a_rate_limiter_grants_its_rate_and_forfeits_what_is_not_used():
     limiter.spend(10)
     assert limiter.next_time(0.01) == pytest.approx(0.011)
     assert limiter.grant(10.0, 100) == 50
+
+
+@given(
+    rate=st.integers(1, 100_000),
+    start=st.integers(0, 10**6),
+    pauses=st.lists(st.integers(1, 10), max_size=40),
+)
+def test_a_source_that_is_always_ready_emits_at_its_rate(rate: int, start: int, pauses: list[int]):
+    """However its calls are spread, and whatever the time was when it began. It is called in less than a burst, in thousandths of a second."""
+    limiter, emitted, now = RateLimiter(), 0, float(start)
+    limiter.limit(rate, now)
+    for pause in pauses:
+        now += pause / 1000
+        granted = limiter.grant(now, 10**6)
+        limiter.spend(granted)
+        emitted += granted
+    assert 0 <= rate * (now - start) - emitted < 1 + 1e-4
 
 
 def test_a_rate_of_zero_stops_a_source_and_a_negative_one_frees_it():
