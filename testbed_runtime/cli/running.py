@@ -204,7 +204,8 @@ def print_verdict(name: str, result: RunResult) -> None:
         typer.echo(f"  {line}")
     for line in _variants(result.folder, output_width()):
         typer.echo(f"  {line}".rstrip())
-    failed = (item for item in verdict["expectations"] if item["verdict"] != "Pass")
+    failed = [item for item in verdict["expectations"] if item["verdict"] != "Pass"]
+    failed.sort(key=lambda item: -Verdict[item["verdict"].upper()])  # what decided the verdict comes first
     alike = grouped(
         ((i["verdict"], i["variant"], i["trial"] or i["variant"], _why(i)), i["text"]) for i in failed
     )

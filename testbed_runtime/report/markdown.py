@@ -97,6 +97,7 @@ def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) ->
     """List the scenario's expectations first, then those built-in checks that did not pass. `merged`: one row for all
     trials that agree."""
     chosen = [i for i in items if not i.get("implied") or i.get("verdict") != "Pass"]
+    chosen.sort(key=lambda item: bool(item.get("implied")))
     shown = aggregate.expectations(chosen) if merged else chosen
     lines = table(
         ("", "trial", "expectation", "measured", "why"),

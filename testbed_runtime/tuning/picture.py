@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from testbed_runtime.api.kinds import TuningStudySpec
-from testbed_runtime.tuning.score import Line, title
+from testbed_runtime.tuning.score import Line, name_of
 
 WIDTH, HEIGHT, MARGIN = 720, 440, 70
 LOG_FROM = 20.0
@@ -21,6 +21,7 @@ AXIS_GAP = 8
 """Distance by which an axis goes beyond its points."""
 COLOURS = {"": "#9ca3af", "front": "#1d4ed8", "reference": "#b45309", "best": "#15803d"}
 """The colours of the kinds of rows, in the order in which they are painted, so that the best row is never under another one."""
+BETTER = {"min": "lower", "max": "higher"}
 NAMES = {"": "other rows", "front": "on the Pareto front", "reference": "reference", "best": "best row"}
 LEGEND_TOP, LEGEND_GAP = 24, 28
 
@@ -41,7 +42,8 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
     to_y = _axis([y for _, y, _ in shown], HEIGHT - MARGIN, MARGIN)
     axes = [x for x, _, _ in shown], [y for _, y, _ in shown]
     titles = [
-        title(objective) + (", log scale" if _is_log(values) else "")
+        f"{name_of(objective)} ({BETTER[objective.direction]} is better)"
+        + (", log scale" if _is_log(values) else "")
         for objective, values in zip(spec.objectives, axes, strict=False)
     ]
     path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in _curve(spec, shown))

@@ -371,13 +371,16 @@ def against(spec: TuningStudySpec, line: Line, reference: Line) -> list[str]:
     for index, objective in enumerate(spec.objectives):
         own, other = line.objectives[index], reference.objectives[index]
         name = name_of(objective)
+        both = (
+            f"{own.text} instead of {other.text}" if own.text != other.text else f"no difference ({own.text})"
+        )
         if objective.metric in detector.METRICS or own.number is None or other.number is None:
-            found.append(f"{name}: {own.text} against {other.text}")
+            found.append(f"{name}: {both}")
             continue
         key = comparison.Key(objective.metric, quantile_of(objective), objective.phase or "")
         made = comparison.contrast(key, (reference.row.text, other.samples), (line.row.text, own.samples))
         known = made.answer != comparison.UNKNOWN
-        found.append(f"{name}: {made.text}" if known else f"{name}: {own.text} against {other.text}")
+        found.append(f"{name}: {made.text if known else both}")
     return found
 
 
@@ -402,7 +405,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
         if other.verdict != PASS:
             found.append(f"{other.row.text}: {other.verdict or DASH}: {other.reason}")
         elif other.eligible:
-            found.append(f"against {other.row.text}: {'; '.join(against(spec, chosen, other))}")
+            found.append(f"compared with {other.row.text}: {'; '.join(against(spec, chosen, other))}")
     default = references.get(DEFAULT)
     if default is not None and default.eligible and not _beats(spec.objectives, lines, default):
         found.append(

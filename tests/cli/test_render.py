@@ -50,7 +50,7 @@ def judged(**fields: Any) -> dict[str, Any]:
 
 def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_shows(capsys, tmp_path: Path):
     """A comparison that is not decided has its interval beside the reason. A passed quantile has its false-pass risk; a latency,
-    whose quantile is taken within a trial, has none."""
+    whose quantile is taken within a trial, has none. What decided the verdict comes first."""
     items = [
         judged(
             verdict="Inconclusive",
@@ -70,9 +70,9 @@ def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_sh
     )
     print_verdict("name", result)
     assert capsys.readouterr().out.splitlines()[1:-1] == [
+        "  Fail: fast: c: measured 2 s",
         "  Inconclusive: fast: a: measured between 1 s and 2 s; not decided",
         "  Inconclusive: fast: b: no data",
-        "  Fail: fast: c: measured 2 s",
         "  fast: d: 9 of 10",
     ]
 

@@ -23,7 +23,7 @@ from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import breakable, page
 from testbed_runtime.report.junit import junit_xml
-from testbed_runtime.report.markdown import cell, run_markdown, summary_markdown
+from testbed_runtime.report.markdown import cell, expectations, run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
 from tests.report import synthetic
 from tests.report.conftest import Documents
@@ -441,6 +441,13 @@ def test_a_trial_that_could_not_be_completed_is_not_also_called_undrained():
     }
     entry = {"trial": "t", "drained": False, "job_state": "", "error": "tm-0 was not ready."}
     assert first_things((), (item,), (), [entry]) == ["Error: t could not be completed: tm-0 was not ready."]
+
+
+def test_markdown_lists_the_expectations_of_the_scenario_before_built_in_checks():
+    """A verdict has the built-in checks first."""
+    items = [{"verdict": "Fail", "text": "safe", "implied": True}, {"verdict": "Pass", "text": "asked"}]
+    rows = [line.split(" | ")[2] for line in expectations(items)[2:4]]
+    assert rows == ["asked", "safe"]
 
 
 def test_markdown_cells_cannot_break_the_table():

@@ -96,8 +96,8 @@ def test_the_titles_of_the_objectives_are_at_the_axes():
     """The vertical one is turned."""
     svg = drawn(line(0, 10, 1), line(1, 20, 3))
     found = texts(svg)
-    assert found["recovery.total (min)"] == (WIDTH / 2, HEIGHT - 12, "middle")
-    assert found["failovers.count (min)"] == (16, HEIGHT / 2, "middle")
+    assert found["recovery.total (lower is better)"] == (WIDTH / 2, HEIGHT - 12, "middle")
+    assert found["failovers.count (lower is better)"] == (16, HEIGHT / 2, "middle")
     assert svg.attrib["viewBox"] == f"0 0 {WIDTH} {HEIGHT}"
     turned = [t.attrib["transform"] for t in svg.findall("{*}text") if "transform" in t.attrib]
     assert turned == [f"rotate(-90 16 {HEIGHT / 2})"]
@@ -184,7 +184,9 @@ def test_a_legend_names_the_colours_that_occur_and_an_axis_says_that_it_is_logar
         b - a > CHARACTER * len("".join(t.itertext()))
         for t, a, b in zip(legend, starts, starts[1:], strict=False)
     )
-    assert {"recovery.total (min), log scale", "failovers.count (min)"} <= set(texts(svg))
+    assert {"recovery.total (lower is better), log scale", "failovers.count (lower is better)"} <= set(
+        texts(svg)
+    )
 
 
 def test_rows_without_both_values_are_not_drawn():

@@ -346,4 +346,4 @@ async def test_a_study_in_a_cluster_compares_with_the_defaults_and_reports_costs
     assert status["table"][1]["costs"] == {"heartbeat.timeout": "cost 2.00 s (1 wait)"}
     assert "(fault" in status["table"][2]["reason"]
     assert status["answer"][0] == "best: heartbeat.timeout=8 s"
-    assert status["answer"][1].startswith("against Flink's defaults: ")
+    assert status["answer"][1].startswith("compared with Flink's defaults: ")
