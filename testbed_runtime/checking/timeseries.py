@@ -181,7 +181,7 @@ def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dic
         if event["kind"] not in _MARKED_EVENTS or not start <= event["t_ns"] <= end:
             continue  # outside the phases the testbed itself starts and stops
         to = _json(event["data"], {}).get("to") if event["kind"] == "job.state" else None
-        words = event["subject"] if to is None else f"{event['subject']}: {to}"
+        words = event["subject"] if to is None else f"job: {to}"  # a trial has one, whose id says nothing
         text = f"{words}. {event['text']}"[:TEXT_MAX] if event["text"] else words
         marks.append({"kind": event["kind"], "t_s": _since(event["t_ns"], start), "text": text})
     return marks

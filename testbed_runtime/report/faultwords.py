@@ -91,7 +91,7 @@ def after(values: Mapping[str, Any]) -> str:
     if values.get("paths"):
         added = [p.get("added_s") for p in values["paths"].values() if isinstance(p, Mapping)]
         known = [a for a in added if a is not None]
-        return f"round trips {_signed(max(known))} against before" if known else ""
+        return f"round trips {_signed(max(known))} compared with before" if known else ""
     running = {n: s for n, s in (values.get("states") or {}).items() if _STATES.get(s, s) != "gone"}
     return _states({"states": running}) if running else ""
 
@@ -112,7 +112,7 @@ def _paths(values: Mapping[str, Any]) -> str:
 def _path(path: Mapping[str, Any]) -> str:
     if "added_round_trip_s" in path:
         added, asked = _signed(path["added_round_trip_s"]), words.seconds_short(path["asked_round_trip_s"])
-        return f"round trip {added} ({asked} asked, {path.get('probes', 0)} probes)"
+        return f"round trip {added} ({asked} requested, {path.get('probes', 0)} probes)"
     if "silent_for_s" in path:
         return f"no answer for {quantities.seconds(path['silent_for_s'])}, connection {path.get('connection', 'open')}"
     if "measured_bytes_per_s" in path:
@@ -128,14 +128,14 @@ def _packets(path: Mapping[str, Any]) -> str:
             asked = words.seconds_short(path[f"{way}_asked_s"])
             added = f"{1000 * path[f'{way}_added_s']:+.2f} ms"
             probes = path.get("probes", 0)
-            parts.append(f"{added} on the way {word} ({asked} asked, median of {probes} probes)")
+            parts.append(f"{added} on the way {word} ({asked} requested, median of {probes} probes)")
         if path.get(f"{way}_lost_percent") is not None:
             low, high = path[f"{way}_interval_percent"]
             asked, lost = path[f"{way}_asked_percent"], path[f"{way}_lost_percent"]
             certain = (
                 f"{low:.3g} … {high:.3g} % with 99.99 % confidence, {path.get(f'{way}_probes', 0)} probes"
             )
-            parts.append(f"{lost:.3g} % lost on the way {word} ({asked:g} % asked, {certain})")
+            parts.append(f"{lost:.3g} % lost on the way {word} ({asked:g} % requested, {certain})")
     return ", ".join(parts)
 
 

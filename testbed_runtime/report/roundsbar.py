@@ -10,15 +10,13 @@ from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Price, Recovery, Round, Segment
 from testbed_runtime.report import words
 from testbed_runtime.report.answer import NOTABLE_S
-from testbed_runtime.report.svg import Scale, Svg, text_width
+from testbed_runtime.report.svg import Scale, Svg, bold_width
 from testbed_runtime.report.timeline import Size
 
 BAR = 32.0
 CAPTION = 17.0
 GAP = 9.0
 LABEL_PADDING = 10.0
-BOLD = 1.1
-"""Ratio of the width of bold text to that of plain text."""
 ROUNDS_MAX = 12
 """Maximum rounds of one recovery that are drawn. A restart loop can have hundreds."""
 
@@ -94,11 +92,11 @@ def _segment(svg: Svg, segment: Segment, zero_ns: int, *, x: Scale, y: float, si
     left, right = (x((t - zero_ns) / 1e9) for t in (segment.start_ns, segment.end_ns))
     owner, took = segment.words or segment.kind, quantities.seconds(segment.seconds)
     svg.rect(left, y, max(right - left - 0.8, 0.8), BAR, css=f"k-{segment.kind}", title=f"{owner}: {took}")
-    room, middle = (right - left - LABEL_PADDING) / BOLD, (left + right) / 2
+    room, middle = right - left - LABEL_PADDING, (left + right) / 2
     short = f"{'.'.join(segment.option.split('.')[-2:])} = {segment.value}" if segment.option else ""
     small = size.font - 1
-    first = next((t for t in (f"{took} {segment.kind}", took) if text_width(t, size.font) < room), "")
-    second = next((t for t in (segment.words, short) if t and text_width(t, small) < room), "")
+    first = next((t for t in (f"{took} {segment.kind}", took) if bold_width(t, size.font) < room), "")
+    second = next((t for t in (segment.words, short) if t and bold_width(t, small) < room), "")
     if second and first:
         svg.text(middle, y + BAR - 6, second, css="on-p small", anchor="middle")
     if first:

@@ -134,6 +134,11 @@ def text_width(words: str, size: float = 12.0) -> float:
     return len(words) * size * 0.56
 
 
+def bold_width(words: str, size: float = 12.0) -> float:
+    """Estimate the width of bold text."""
+    return 1.1 * text_width(words, size)
+
+
 Point = tuple[float, float]
 
 

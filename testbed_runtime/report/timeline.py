@@ -11,7 +11,17 @@ from msgspec import Struct
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
-from testbed_runtime.report.svg import Scale, Shapes, Svg, boxes, curve, log_ticks, nice_ticks, text_width
+from testbed_runtime.report.svg import (
+    Scale,
+    Shapes,
+    Svg,
+    bold_width,
+    boxes,
+    curve,
+    log_ticks,
+    nice_ticks,
+    text_width,
+)
 
 PANEL_GAP = 30.0
 LANE = 20.0
@@ -307,14 +317,15 @@ def _span_labels(svg: Svg, faults: Sequence[Mapping[str, Any]], x: Scale, size: 
             names.append(name)
         else:
             labels.append((left, [name]))
-        free_from = left + text_width(", ".join(labels[-1][1]), size.font) + 8
+        free_from = left + bold_width(", ".join(labels[-1][1]), size.font) + 8
     free_from = size.left
     for start, names in labels:
         text = ", ".join(names)
-        left = max(min(start, end - text_width(text, size.font) - 8), free_from)
-        shown = words.shortened(text, max(int(len(text) * (end - left) / text_width(text, size.font)), 1))
+        width = bold_width(text, size.font)
+        left = max(min(start, end - width - 8), free_from)
+        shown = words.shortened(text, max(int(len(text) * (end - left) / width), 1))
         svg.text(left, LANE + 11, shown, css="small fault-label")
-        free_from = left + text_width(shown, size.font) + 8
+        free_from = left + bold_width(shown, size.font) + 8
 
 
 def _draw(svg: Svg, drawn: Drawn, *, size: Size, top: float) -> None:

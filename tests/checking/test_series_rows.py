@@ -102,7 +102,7 @@ def test_marks_are_the_events_within_the_phases():
     history = History()
     history.event("note", "early", 9.9)
     history.event("note", "first", 10)
-    history.event("job.state", "job", 11, text="It broke.", data={"to": "FAILED"})
+    history.event("job.state", "84ed5e6284a4c908", 11, text="It broke.", data={"to": "FAILED"})
     history.event("job.state", "job", 11.5, data={"from": "RUNNING"})
     history.event("task.state", "sink-0", 12, data={"to": "FAILED"})
     history.event("leadership", "jobmanager", 13, text="lost", data={"to": "x"})

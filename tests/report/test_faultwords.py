@@ -56,7 +56,7 @@ MEASURED = [
     ({"pids": {"tm-2": 7}, "states": {"tm-2": "T"}, "after_s": 0.0003}, "tm-2 stopped 300 µs after the fault began"),
     (
         {"paths": {"tm-2->tm-0/data": {"asked_round_trip_s": 0.2, "added_round_trip_s": 0.2012, "before_s": 0.0003, "probes": 5}}},
-        "tm-2 → tm-0/data: round trip +201 ms (200 ms asked, 5 probes)",
+        "tm-2 → tm-0/data: round trip +201 ms (200 ms requested, 5 probes)",
     ),
     (
         {"paths": {"tm-2->tm-0/data": {"silent_for_s": 1.0, "answered_after_s": None, "connection": "open"}}},
@@ -64,11 +64,11 @@ MEASURED = [
     ),
     (
         {"paths": {"tm-2->tm-0/data": {"probes": 200, "tolerance_s": 0.001, "backward_asked_s": 0.02, "backward_added_s": 0.0202}}, "packets": {"packets": 400}},
-        "tm-2 → tm-0/data: +20.20 ms on the way back (20 ms asked, median of 200 probes)",
+        "tm-2 → tm-0/data: +20.20 ms on the way back (20 ms requested, median of 200 probes)",
     ),
     (
         {"paths": {"a->b/data": {"backward_probes": 2300, "backward_asked_percent": 5.0, "backward_lost_percent": 5.2174, "backward_interval_percent": [3.6812, 7.3459]}}},
-        "a → b/data: 5.22 % lost on the way back (5 % asked, 3.68 … 7.35 % with 99.99 % confidence, 2300 probes)",
+        "a → b/data: 5.22 % lost on the way back (5 % requested, 3.68 … 7.35 % with 99.99 % confidence, 2300 probes)",
     ),
     (
         {"counters": {"tm-0": {"delayed": 1, "delay_s": 3.0}, "tm-1": {"delayed": 0}}},
@@ -90,6 +90,6 @@ def test_residue_has_another_sentence_than_the_effect():
     """The state of a process, the round trips of a path."""
     assert faultwords.after({"states": {"tm-2": "R"}}) == "tm-2 running"
     assert faultwords.after({"paths": {"a->b/data": {"added_s": -0.0001, "round_trip_s": 0.0002}}}) == (
-        "round trips −100 µs against before"
+        "round trips −100 µs compared with before"
     )
     assert faultwords.after({}) == ""
