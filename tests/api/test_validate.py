@@ -497,10 +497,8 @@ def test_an_option_newer_than_the_version_is_a_warning():
 
     findings = changed(change)
     assert findings.errors == ()
-    assert any(
-        "came with Flink 1.19; 1.12 ignores it (leave it out, or choose 1.19 or later)" in text
-        for text in findings.warnings
-    )
+    note = "came with Flink 1.19; 1.12 ignores it (leave it out, or choose 1.19 or later)"
+    assert any(note in text for text in findings.warnings)
 
 
 def test_an_option_that_had_another_name_in_the_version_is_a_warning_with_that_name():

@@ -250,9 +250,9 @@ def broken(tmp_path: Path, how: str) -> Path:
 
 
 BROKEN = [
-    ("nothing", "does not exist"), ("empty", "no history"), ("unsealed", "not sealed"), ("truncated", "truncated or damaged"),
+    ("nothing", "does not exist"), ("empty", "is not sealed"), ("unsealed", "not sealed"), ("truncated", "truncated or damaged"),
     ("half", "truncated or damaged"), ("zero", "truncated or damaged"), ("missing", "missing"), ("other", "events.parquet, column kind: is missing"),
-    ("rows", "0 rows instead of 1"), ("damaged seal", "damaged"), ("version", "version 99"),
+    ("rows", "has 0 rows, 1 were sealed"), ("damaged seal", "damaged"), ("version", "version 99"),
 ]  # fmt: skip
 
 

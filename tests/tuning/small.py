@@ -20,6 +20,7 @@ def small_scenario() -> dict[str, Any]:
     spec = document["spec"]
     del spec["variants"]
     spec["testbed"]["flinkVersion"] = "1.12"  # whose consumers ask again and again
+    spec["testbed"]["flinkConfiguration"]["restart-strategy"] = "none"
     spec["testbed"]["taskManagers"]["replicas"] = 2  # one producer, one consumer
     for vertex in spec["testbed"]["job"]["vertices"]:
         vertex["parallelism"] = 1

@@ -520,7 +520,7 @@ def test_a_reference_that_fails_is_named_with_its_reason():
     answer = score.conclusion(study, found)
     assert answer[0] == "best: heartbeat.interval=1 s"
     assert answer[1].startswith(f"{found[2].row.text}: Fail: killed (fault `dead`): it is Fail")
-    assert answer[2].startswith(f"against {found[3].row.text}: recovery.detect: better by")
+    assert answer[2].startswith(f"compared with {found[3].row.text}: recovery.detect: better by")
     assert len(answer) == 3
 
 
