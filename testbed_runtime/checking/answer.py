@@ -14,7 +14,6 @@ from testbed_runtime.checking.apart import (
     awaited_by,
     hits_of,
     lost_in,
-    missing_taskmanagers,
     until_each_has_recovered,
 )
 from testbed_runtime.checking.avoidable import is_of, with_enough
@@ -220,8 +219,7 @@ class _Paths:
     def _awaited(self, outage: Outage) -> frozenset[str]:
         """Return the TaskManagers for which the job waited in an outage."""
         lost = lost_in(self.effects, self.waits, outage.effect, outage.end)
-        missing = missing_taskmanagers(self.entry, len(lost))
-        return awaited_by(self.waits, missing, outage.effect, outage.end)
+        return awaited_by(self.entry, lost, self.waits, outage.effect, outage.end)
 
     def _margins(self, outage: Outage) -> tuple[Margin, ...]:
         """Return the margins of the waits that ended in the outage. If there was no outage, return those of the waits that the fault may have

@@ -229,11 +229,15 @@ def missing_taskmanagers(entry: Entry, lost: int) -> int:
     return max(0, -(-needed // slots) - replicas + max(1, lost)) if needed and replicas else 0
 
 
-def awaited_by(waits: Iterable[Wait], missing: int, start_ns: int, end_ns: int) -> frozenset[str]:
-    """Return the TaskManagers for which a job waited that missed so many: the first that came."""
+def awaited_by(
+    entry: Entry, lost: Set[str], waits: Iterable[Wait], start_ns: int, end_ns: int
+) -> frozenset[str]:
+    """Return the TaskManagers for which the job waited in an outage: the first that came, until it had its slots again. It had lost those in
+    `lost`, and those that registered once more."""
     came: dict[str, int] = {}
     for wait in waits:
         if start_ns < wait.end_ns <= end_ns and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
             name = taskmanager_of(wait)
             came[name] = max(came.get(name, 0), wait.end_ns)
+    missing = missing_taskmanagers(entry, len(lost | came.keys()))
     return frozenset(sorted(came, key=lambda name: (came[name], name))[:missing])

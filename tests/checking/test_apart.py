@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.apart import Hit, hits_of, until_each_has_recovered
+from testbed_runtime.checking.apart import Hit, awaited_by, hits_of, until_each_has_recovered
 from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait
 from testbed_runtime.history.waits import INT64_MAX
 from tests.checking.test_lasting import part, round_of
 from tests.checking.test_rules import NS, effect, waited
@@ -140,6 +140,30 @@ def test_a_replacement_is_waited_for_without_spare_slots(
     coming = waited("replacement", since, 6, what="tm-1-2", option=REPLACED, outcome=Outcome.FIRED)
     later = replace(coming, end_ns=9 * NS)
     assert saved(option, [ONE], [NOTICED, coming, later], awaited=awaited) == expected
+
+
+@pytest.mark.parametrize(
+    ("came", "gone", "expected"),
+    [
+        ({"tm-1": 5, "tm-2": 6}, {"tm-1", "tm-2"}, {"tm-1"}),
+        ({"tm-1": 6, "tm-2": 5}, {"tm-1", "tm-2"}, {"tm-2"}),
+        ({"tm-1": 5}, {"tm-1"}, set()),  # one was spare
+        ({"tm-0": 4, "tm-1": 4, "tm-2": 4, "tm-3": 9}, {"tm-3"}, {"tm-0", "tm-1", "tm-2"}),  # the JobManager was new to all
+    ],
+)  # fmt: skip
+def test_a_job_waits_for_the_first_taskmanagers_that_complete_its_slots(
+    came: dict[str, float], gone: set[str], expected: set[str]
+):
+    """It needs the slots of three of four."""
+    entry = {"job": {"vertices": [{"parallelism": 3}], "taskManagers": {"replicas": 4, "slots": 1}}}
+    waits = [
+        waited("registration", 1, end, what="ResourceManager", who=f"{tm}-2") for tm, end in came.items()
+    ]
+    waits += [
+        waited("registration", 1, 2, what=JOBMASTER_NAME, who="tm-9-1"),
+        waited("start", -2, -1, what="tm-8-1"),
+    ]
+    assert awaited_by(entry, gone, waits, 0, 10 * NS) == expected
 
 
 def test_each_replacement_leaves_the_steps_of_a_restart():
