@@ -183,11 +183,15 @@ class _Paths:
         self.effects: Sequence[FaultEffect] = ()
         self.outage_fault = ""
         """The fault of the outage that is being attributed."""
+        self.awaited = frozenset[str]()
+        """The TaskManagers for which the job waits in that outage."""
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
         self.outage_fault = "" if outage.fault is None else outage.fault.fault
+        lost = lost_in(self.effects, self.waits, outage.effect, outage.end)
+        self.awaited = awaited_by(self.entry, lost, self.waits, outage.effect, outage.end)
         rounds = self._rounds(outage)
         segments = [s for r in rounds for s in r.segments]
         reason = "" if outage.recovered else NOT_RECOVERED
@@ -215,11 +219,6 @@ class _Paths:
             from_events_s=sum(s.seconds for s in segments if s.from_events),
             shared=tuple(shared),
         )
-
-    def _awaited(self, outage: Outage) -> frozenset[str]:
-        """Return the TaskManagers for which the job waited in an outage."""
-        lost = lost_in(self.effects, self.waits, outage.effect, outage.end)
-        return awaited_by(self.entry, lost, self.waits, outage.effect, outage.end)
 
     def _margins(self, outage: Outage) -> tuple[Margin, ...]:
         """Return the margins of the waits that ended in the outage. If there was no outage, return those of the waits that the fault may have
@@ -253,7 +252,7 @@ class _Paths:
         if len(faults := _faults_of(outage)) > 1:
             shape = job_shape(self.trial, self.entry)
             hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
-            shared = until_each_has_recovered(shared, hits, causes, self.waits, awaited=self._awaited(outage))
+            shared = until_each_has_recovered(shared, hits, causes, self.waits, awaited=self.awaited)
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
         return each_segment(shared, capped)
 
@@ -295,7 +294,7 @@ class _Paths:
             last=last,
             detected=since,
             terminal=terminal,
-            awaited=self._awaited(outage),
+            awaited=self.awaited,
             known=span.cause is not None,
             lasts=lasting is not None,
         )

@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS, lateness_ns
+from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS, lateness_ns
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
@@ -89,7 +89,7 @@ def since_earlier_fault(
     silencing = [fault for fault in earlier if not fault.on_data_alone]
     hit = {name for fault in silencing for target in targets_of(fault) for name in split_link(target)}
     hit -= {"", ANYBODY}
-    number = next((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > EPSILON_NS), 0)
+    number = next((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > _short_ns(s)), 0)
     first = segments[number]
     kind = ended_by(first.kind)
     losses = [w for w in waits if w.kind == kind and kind in _OF_A_LOSS and w.outcome.belongs_to_option]
@@ -115,6 +115,11 @@ def since_earlier_fault(
         first, kind=kind, phase=KINDS[kind].phase, who=held.who, what=held.what, start_ns=since, end_ns=first.start_ns, slack_ns=-1, next="",
     )  # fmt: skip
     return (before, *segments[number:])
+
+
+def _short_ns(segment: Segment) -> int:
+    """Return up to which length a segment is no wait of its own. A failure that is noticed at once is reported later by a busy machine."""
+    return NEAR_NS if segment.kind in ("connection", "failure-report") else EPSILON_NS
 
 
 def continues(before: Segment, after: Segment) -> bool:
