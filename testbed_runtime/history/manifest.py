@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
+from testbed_runtime.core.job.keygroups import UPPER_BOUND_MAX_PARALLELISM
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import LATEST, VERSIONS
@@ -37,7 +41,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("schema") != MANIFEST_SCHEMA:
         hint = "it was written by another version of Headgate; run the scenario again"
         raise UserError(str(path), f"does not have schema {MANIFEST_SCHEMA}", hint)
-    if problem := _damage(data.get("trials", []), data.get("expectations")):
+    if problem := _damage(data):
         raise UserError(str(path), problem, "the run's manifest is damaged; run the scenario again")
     return data
 
@@ -48,28 +52,66 @@ def _runs_in(folder: Path) -> str:
     return f"name a run in it, such as {inside[-1]}" if inside else "name a folder under headgate-runs/"
 
 
-def _damage(trials: Any, expectations: Any) -> str:
-    """Return the first field that is missing or has a type from which nothing can be read. Empty if there is
-    none."""
-    if not isinstance(trials, list):
-        return "trials is not a list"
-    if not isinstance(expectations, dict):
-        return f"expectations is {expectations!r:.60}"
-    for number, entry in enumerate(trials):
-        where = f"trials[{number}]"
-        if not isinstance(entry, dict) or not isinstance(entry.get("trial"), str):
-            return f"{where} has no name"
-        variant = entry.get("variant")
-        if not isinstance(variant, str) or not isinstance(expectations.get(variant), list):
-            return f"expectations has no list for {variant!r:.60}, the variant of {where}"
-        for key, kind in (("configuration", dict), ("job", dict), ("faults", list), ("phases", list)):
-            if not isinstance(entry.get(key), kind):
-                return f"{where}.{key} is {entry.get(key)!r:.60}"
-        for index, phase in enumerate(entry.get("phases") or ()):
-            for key in ("start_ns", "end_ns"):
-                if not isinstance(phase, dict) or not isinstance(phase.get(key), int):
-                    stated = phase.get(key) if isinstance(phase, dict) else phase
-                    return f"{where}.phases[{index}].{key} is {stated!r:.60}, not an integer"
+class _Phase(Struct):
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class _Fault(Struct):
+    name: str
+    kind: str
+    at_s: float = 0.0
+    duration_s: float | None = None
+    params: dict[str, Any] = {}
+
+
+class _Vertex(Struct):
+    name: str
+    parallelism: Annotated[int, Meta(ge=1, le=UPPER_BOUND_MAX_PARALLELISM)] = 1
+
+
+class _Job(Struct):
+    vertices: list[_Vertex] = []
+    edges: list[dict[str, Any]] = []
+
+
+class _Trial(Struct):
+    trial: str
+    variant: str
+    configuration: dict[str, Any]
+    job: _Job
+    faults: list[_Fault]
+    phases: list[_Phase]
+    role: str = "fault"
+    number: int = 1
+    seed: int = 0
+
+
+class _Scenario(Struct):
+    metadata: dict[str, Any] = {}
+
+
+class _Run(Struct):
+    """What the readers of a manifest rely on. It may hold more."""
+
+    expectations: dict[str, list[dict[str, Any]]]
+    trials: list[_Trial] = []
+    run: str = ""
+    scenario: _Scenario | None = None
+    machine: dict[str, Any] = {}
+    looks: list[int] = []
+
+
+def _damage(data: Mapping[str, Any]) -> str:
+    """Return the first field that is missing or has a type from which nothing can be read. Empty if there is none."""
+    try:
+        found = msgspec.convert(data, _Run)
+    except msgspec.ValidationError as error:
+        return f"is damaged: {error}"
+    for number, trial in enumerate(found.trials):
+        if trial.variant not in found.expectations:
+            return f"is damaged: expectations has no list for {trial.variant!r:.60}, the variant of trials[{number}]"
     return ""
 
 

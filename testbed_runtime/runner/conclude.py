@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from testbed_runtime.core.documents import (
     COMPARISON_FILE,
     METRICS_FILE,
@@ -30,6 +32,9 @@ from testbed_runtime.files import read_json
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.manifest import write_json
 
+_ROW = msgspec.defstruct(
+    "_ROW", [(n, float | None if kind == "double" else str) for n, kind in METRIC_FIELDS]
+)
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
@@ -116,21 +121,17 @@ def facts_of(trials: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Read metrics.json. Raises HeadgateError when it is missing or damaged."""
-    fields = {name for name, _ in METRIC_FIELDS}
     try:
         rows: Any = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
+        msgspec.convert(rows, list[_ROW])  # type: ignore[valid-type]
     except FileNotFoundError:
         raise HeadgateError(
             f"{folder} has no {METRICS_FILE}: run `headgate evaluate {folder}` first"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HeadgateError(
-            f"{folder / METRICS_FILE} is not JSON: {error}; run `headgate evaluate {folder}` again"
+            f"{folder / METRICS_FILE} does not hold metric rows: {error}; run `headgate evaluate {folder}` again"
         ) from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and fields <= row.keys() for row in rows):
-        raise HeadgateError(
-            f"{folder / METRICS_FILE} does not hold metric rows: run `headgate evaluate {folder}` again"
-        )
     found: list[dict[str, Any]] = rows
     return found
 

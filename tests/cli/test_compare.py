@@ -183,20 +183,33 @@ def test_a_drawn_beginning_of_a_fault_is_no_changed_setting(tmp_path: Path):
     for number, folder in enumerate(folders):
         manifest = json.loads((folder / "manifest.json").read_text())
         for index, entry in enumerate(manifest["trials"]):
-            entry["faults"] = [{"name": "dead", "at_s": number + index / 7, "duration_s": 1.0 + number}]
+            entry["faults"] = [
+                {
+                    "name": "dead",
+                    "kind": "process.kill",
+                    "at_s": number + index / 7,
+                    "duration_s": 1.0 + number,
+                }
+            ]
         (folder / "manifest.json").write_text(json.dumps(manifest))
     changes = json.loads(headgate("compare", *folders, "--json"))["changes"]
     assert changes == ["a → b: faults[dead].duration_s: 1.0 → 2.0"]
 
 
-@pytest.mark.parametrize("content", ['{"x": 1}', '[{"x": 1}]', "[1]"])
+ROW = dict.fromkeys(("run", "trial", "metric", "phase", "text", "bounded_by", "reason"), "") | {"quantile": None, "value": 1.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", '{"x": 1}', '[{"x": 1}]', "[1]", "[" * 9999, *(json.dumps([ROW | {n: ["x"]}]) for n in ROW)],
+)
 def test_metrics_that_hold_no_rows_are_refused_with_the_command_that_repairs_them(
     tmp_path: Path, content: str
 ):
     """Not with the words of a bug."""
     folder = run_folder(tmp_path, "a", slow=SLOW, fast=FAST)
     (folder / "metrics.json").write_text(content)
-    with pytest.raises(HeadgateError, match="does not hold metric rows: run `headgate evaluate"):
+    with pytest.raises(HeadgateError, match=r"does not hold metric rows: .*; run `headgate evaluate"):
         CliRunner().invoke(build(), ["compare", str(folder)], catch_exceptions=False)
 
 
