@@ -71,6 +71,11 @@ OUTPUT_BARRIERS_TIME_OUT = Change(
     "1.16",
     "a barrier that waits behind data in the output of a task times out there too; before, only in the input of a task (FLINK-27251)",
 )
+CHANNEL_LIMIT_IGNORED = Change(
+    "1.16",
+    "a subpartition that has `max-buffers-per-channel` still gets free buffers, so that a record that has begun is finished; before, its "
+    "task waits for one of them (FLINK-27522)",
+)
 NO_EXCLUSIVE_BUFFERS = Change(
     "1.14",
     "channels may have no exclusive buffers; before, a task with a remote channel fails (FLINK-16641)",

@@ -25,7 +25,13 @@ from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
 from testbed_runtime.core.options import EXCLUSIVE_BUFFERS, FLOATING_BUFFERS, Options
 from testbed_runtime.core.values import MAX_INT
-from testbed_runtime.core.versions import LAST_BUFFER_GROWS, NO_EXCLUSIVE_BUFFERS, PRIORITY_PASSES_BLOCK, has
+from testbed_runtime.core.versions import (
+    CHANNEL_LIMIT_IGNORED,
+    LAST_BUFFER_GROWS,
+    NO_EXCLUSIVE_BUFFERS,
+    PRIORITY_PASSES_BLOCK,
+    has,
+)
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver, SocketState
@@ -166,6 +172,7 @@ class NetworkEnvironment:
             file=file,
         )
         partition.last_buffer_grows = has(self.options.flink_version, LAST_BUFFER_GROWS)
+        pool.limits_requests = not has(self.options.flink_version, CHANNEL_LIMIT_IGNORED)
         size = None if descriptor.blocking else starting_size(self.options)
         passes_block = has(self.options.flink_version, PRIORITY_PASSES_BLOCK)
         for subpartition in partition.subpartitions:

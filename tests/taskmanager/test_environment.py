@@ -287,6 +287,17 @@ def test_the_last_buffer_of_a_partition_grows_from_flink_1_19_on(version: str, g
     inside(check)
 
 
+@pytest.mark.parametrize(("version", "limits"), [("1.16", False), ("1.15", True)])
+def test_a_subpartition_at_its_limit_gets_no_buffer_until_flink_1_15(version: str, limits: bool):
+    """From 1.16 on, the limit only makes the pool unavailable."""
+
+    def check() -> None:
+        made = environment(version=version).create_partition(WANTED, Wakeup())
+        assert made.pool.limits_requests is limits
+
+    inside(check)
+
+
 def test_the_buffers_of_a_debloated_partition_begin_small():
     """Without debloating, readers ask for no size. The buffers of a blocking one are full: it has no readers yet."""
 

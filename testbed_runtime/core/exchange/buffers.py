@@ -283,6 +283,7 @@ class LocalBufferPool:
         "_waiters",
         "_waiting_for_network",
         "destroyed",
+        "limits_requests",
         "max_overdraft",
         "maximum",
         "requested",
@@ -328,6 +329,8 @@ class LocalBufferPool:
         self._waiters: deque[Callback] = deque()
         self._waiting_for_network = False
         self._max_per_channel = max_buffers_per_channel
+        self.limits_requests = False
+        """Whether a subpartition with its maximum gets no segment, instead of only making the pool unavailable."""
         self._by_channel = [0] * subpartitions
         self._saturated = 0
         self._homes: list[SubpartitionHome | None] = [None] * subpartitions
@@ -415,6 +418,8 @@ class LocalBufferPool:
     def request_segment(self, subpartition: int = NO_CHANNEL) -> MemorySegment | None:
         if self.destroyed:
             raise FlinkError("CancelTaskException", POOL_DESTROYED)
+        if self.limits_requests and self._is_at_limit(subpartition):
+            return None
         if self._available:
             segment = self._available.pop()
         else:
@@ -429,6 +434,9 @@ class LocalBufferPool:
         if not self._available:
             self.refresh()
         return segment
+
+    def _is_at_limit(self, subpartition: int) -> bool:
+        return subpartition != NO_CHANNEL and self._by_channel[subpartition] >= self._max_per_channel
 
     def reserve_segments(self, count: int) -> bool:
         """Take `count` segments from the network pool now, before other pools can. Return False if they are not free yet.
