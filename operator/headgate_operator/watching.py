@@ -5,7 +5,9 @@ docs/decisions/0008-kubernetes-client.md explains which parts of kopf are used a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import kopf
@@ -17,6 +19,8 @@ from testbed_runtime.api.resources import resource_type
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 
 CONNECT_LIMIT_S = 10.0
+STOP_LIMIT_S = 5.0
+"""Limit for kopf's tasks to end after they were cancelled."""
 BATCH_WINDOW_S = 0.02
 """kopf passes on only the last of several events of one object within this time. The queue needs no more."""
 
@@ -54,15 +58,39 @@ def kopf_settings() -> Any:
 
 
 async def watch(handlers: Any, settings: Settings) -> None:
-    """Watch until SIGTERM or until cancelled. Raises what kopf could not retry; it may be called again."""
+    """Watch until SIGTERM or until cancelled. Raises what kopf could not retry; it may be called again.
+
+    `kopf.operator` would not raise before all of its tasks have ended. A watch whose request fails meanwhile never ends: it waits for new
+    credentials, which no task provides any more."""
     own = kopf_settings()
+    roots = await kopf.spawn_tasks(
+        registry=handlers,
+        settings=own,
+        standalone=True,
+        clusterwide=settings.cluster_wide,
+        namespaces=settings.namespaces,
+    )
     try:
-        await kopf.operator(
-            registry=handlers,
-            settings=own,
-            standalone=True,
-            clusterwide=settings.cluster_wide,
-            namespaces=settings.namespaces,
-        )
+        ended, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        await _stop(roots)
+        await _stop([task for task in asyncio.all_tasks() if _is_of_kopf(task)])
         own.execution.executor.shutdown(wait=False)  # kopf does not stop its threads
+    for task in ended:
+        task.result()
+
+
+async def _stop(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for at most STOP_LIMIT_S until they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        done, _ = await asyncio.wait(tasks, timeout=STOP_LIMIT_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # otherwise asyncio would report it as never retrieved
+
+
+def _is_of_kopf(task: asyncio.Task[Any]) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and Path(code.co_filename).is_relative_to(Path(kopf.__file__).parent)

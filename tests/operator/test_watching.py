@@ -1,0 +1,104 @@
+"""The watches of kopf at an API server over HTTP that refuses one namespace while another cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import web
+
+from headgate_operator import watching
+from headgate_operator.settings import Settings
+from testbed_runtime.api import naming
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
+from testbed_runtime.http import serve
+
+CORE = {"pods": "Pod", "configmaps": "ConfigMap", "namespaces": "Namespace", "events": "Event"}
+OWN = {declared.plural: kind for kind, declared in CUSTOM_RESOURCES.items()}
+DEFINITIONS = {"customresourcedefinitions": "CustomResourceDefinition"}
+GROUPS = {naming.GROUP: naming.VERSION, "apiextensions.k8s.io": "v1"}
+LIMIT_S = 60.0
+
+
+def resources(names: dict[str, str]) -> web.Response:
+    verbs = ["list", "watch", "get", "patch"]
+    found = [{"name": n, "singularName": k.lower(), "namespaced": True, "kind": k, "verbs": verbs} for n, k in names.items()]  # fmt: skip
+    return web.json_response({"resources": found})
+
+
+class Server:
+    """Watches stay open until `fails` is set. Then it refuses the namespace `gone`, and drops every other connection."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.all_open, self.fails = asyncio.Event(), asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if "/namespaces/" in path:
+            return await self._objects(request)
+        if path == "/api":
+            return web.json_response({"versions": ["v1"]})
+        if path == "/apis":
+            groups = [
+                {"name": name, "preferredVersion": {"version": version}, "versions": [{"version": version}]}
+                for name, version in GROUPS.items()
+            ]
+            return web.json_response({"groups": groups})
+        if path == "/api/v1":
+            return resources(CORE)
+        return resources(OWN if naming.GROUP in path else DEFINITIONS)
+
+    async def _objects(self, request: web.Request) -> web.StreamResponse:
+        if self.fails.is_set() and "/namespaces/gone/" in request.path:
+            refused = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no rights"}
+            return web.json_response(refused, status=403)
+        if self.fails.is_set():
+            assert request.transport is not None
+            request.transport.abort()
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.open.add(request.path)
+        if len(self.open) == 2 * (len(OWN) + 2):
+            self.all_open.set()
+        await self.fails.wait()
+        return response
+
+
+def test_a_watch_that_is_refused_ends_all_watches_although_others_find_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kopf itself would wait for these forever, so the operator would see no object any more, and SIGTERM would not end it."""
+    defaults = watching.kopf_settings
+
+    def impatient() -> Any:
+        found = defaults()
+        found.networking.error_backoffs = (0.05, 0.05)
+        return found
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # kopf's callbacks raise errors
+        server = Server()
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", server.answer)
+        served, (_, port) = await serve(application, ("127.0.0.1", 0))
+        there = kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(watching, "kopf_settings", impatient)
+        monkeypatch.setattr(kopf, "login_via_client", lambda **_: there)
+        handlers = watching.registry((*CUSTOM_RESOURCES, "Pod", "ConfigMap"), lambda *_: None)
+        watch = asyncio.create_task(watching.watch(handlers, Settings(namespaces=("here", "gone"))))
+        try:
+            await asyncio.wait_for(server.all_open.wait(), LIMIT_S)
+            server.fails.set()
+            with pytest.raises(Exception, match="no rights"):
+                await asyncio.wait_for(asyncio.shield(watch), LIMIT_S / 2)
+        finally:
+            watch.cancel()
+            await asyncio.wait({watch}, timeout=LIMIT_S / 6)
+            await served.cleanup()
+
+    asyncio.run(main())
