@@ -159,7 +159,7 @@ def _value_hint(model: type[BaseModel], loc: Sequence[int | str], kind: str, val
         item = _example(model, [*loc, 0]).removeprefix("write ") or (value if isinstance(value, str) else "")
         return f"write [{item}], with as many items as you need" if item else ""
     if "int" not in kind:
-        return _example(model, loc) if isinstance(loc[-1], int) else ""
+        return _example(model, loc)
     text = str(value).strip()
     return f"write it without quotes: {text}" if text.isdigit() else _number_hint(model, loc)
 
@@ -171,8 +171,10 @@ def _below(model: type[BaseModel], loc: Sequence[int | str], kind: str) -> str:
 
 
 def _example(model: type[BaseModel], loc: Sequence[int | str]) -> str:
-    """Return how to write a mapping, with the fields that it needs; empty for other values."""
+    """Return how to write a mapping, with the fields that it needs; empty for other values, and if it needs none of its fields."""
     part = _model_at(model, loc)
+    if part is not None and not part.model_fields:
+        return "write {}"
     needed = [f.alias or name for name, f in part.model_fields.items() if f.is_required()] if part else []
     return f"write {{{', '.join(f'{name}: …' for name in needed)}}}" if needed else ""
 

@@ -61,6 +61,14 @@ BAD = {
         fault(process={"kill": {}}, target={"jobManager": None}),
         "spec.faults[0].target: needs exactly one of taskManagers, jobManager: jobManager has no value (write jobManager: {}",
     ),
+    "mapping without fields": (
+        fault(process={"kill": {}}, target={"jobManager": True}),
+        "spec.faults[0].target.jobManager: must be a mapping, got True (write {})",
+    ),
+    "required mapping that is a text": (
+        lambda s: s["testbed"].update(job="word-count"),
+        "spec.testbed.job: must be a mapping, got 'word-count' (write {vertices: …})",
+    ),
     "role that is null": (
         lambda s: s["testbed"]["job"]["vertices"][1].update(operator=None),
         "spec.testbed.job.vertices[1]: needs exactly one of source, operator, sink, iteration: operator has no value (write it behind",
