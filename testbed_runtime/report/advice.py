@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
-from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, RUN_FAILED, fix_of
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, NOT_DRAINED, RUN_FAILED, fix_of
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
 from testbed_runtime.report.model import FULL_TRIALS, TrialView
@@ -28,7 +28,10 @@ def first_things(
 ) -> list[str]:
     """Return at most FIRST_MAX sentences: what broke, which option cost most, what weakens the result."""
     judged = any(i.get("metric") == "fault.verified" for i in expectations)
-    weak = _weak(() if judged else faults, entries)
+    undecided = {
+        i.get("trial") for i in expectations if i.get("verdict") != "Pass" and i.get("reason") == NOT_DRAINED
+    }
+    weak = _weak(() if judged else faults, entries, undecided)
     merged = aggregate.expectations(expectations) if len(trials) > FULL_TRIALS else expectations
     costs = list(_costs(trials))
     failed = list(_broken(merged, ("Error", "Fail")))
@@ -88,7 +91,10 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
             yield f"{where}: close to its limit: {margin_words(margin)}."
 
 
-def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _weak(
+    faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]], undecided: Container[Any]
+) -> Iterable[str]:
+    """Yield what weakens the result. `undecided`: the trials of which an expectation already says that they were not drained."""
     for fault in faults:
         if fault["effect"] != "verified":
             yield f"Fault {words.named(fault['name'])} in {fault['trial']} was not observed to take effect ({fault['effect']})."
@@ -97,7 +103,8 @@ def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, An
     for entry in entries:
         if entry.get("voided"):
             yield f"Trial {entry['trial']} is void and was judged for safety only."
-        if entry.get("drained") is False and not entry.get("error"):
+        known = entry["trial"] in undecided and not entry.get("stop_refused")
+        if entry.get("drained") is False and not entry.get("error") and not known:
             yield _undrained(entry)
 
 

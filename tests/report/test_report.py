@@ -430,6 +430,17 @@ def test_a_trial_that_was_not_drained_says_why(entry: dict[str, str], said: str)
     assert first_things((), (), (), [{"trial": "t", "drained": False, **entry}]) == [said]
 
 
+def test_a_trial_that_was_not_drained_is_said_once():
+    """By the first expectation that it leaves undecided, unless the reason of the trial says more."""
+    items = [
+        {"verdict": "Inconclusive", "trial": "t", "text": "delivery.lost equals 0", "reason": m.NOT_DRAINED}
+    ]
+    entry = {"trial": "t", "drained": False}
+    assert len(first_things((), items, (), (entry,))) == 1
+    assert len(first_things((), items, (), ({**entry, "stop_refused": "A checkpoint failed."},))) == 2
+    assert len(first_things((), items, (), ({**entry, "trial": "u"},))) == 2
+
+
 def test_a_trial_that_could_not_be_completed_is_not_also_called_undrained():
     """It says once what happened."""
     item = {
