@@ -114,9 +114,9 @@ def attribute(
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span; the walk begins with it.
     `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
-    the span ended. `awaited`: the TaskManagers that the job needs in addition to
-    those that it still has; None: all that come. `known`: a failure began the span, so a stall after `detected` is not
-    part of a detection. `lasts`: `last` continues after the span, and the path of the next span begins with it."""
+    the span ended. `awaited`: the TaskManagers that the job needs in addition to those that it still has; None: all that come. `known`: a
+    failure began the span, so a stall after `detected` is not part of a detection. `lasts`: `last` continues after the span, and the path of
+    the next span begins with it."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
