@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.checking.unrecorded import expired_slot_requests, is_slot_request
+from testbed_runtime.checking.waits import read_waits
 from testbed_runtime.core.waits import RM_NAME, Outcome, Wait
 from tests.checking.test_recovery_path import segments, wait
 
@@ -25,7 +26,9 @@ def test_only_requests_for_slots_are_waits_for_slots(history: Any, version: str,
         call = {"method": method, "timeout_s": 2.0, "peer": "tm-4"}
         built.event("rpc.timeout", "taskexecutor", t, data=call)
     configuration = {"pekko.ask.timeout": "2 s"}
-    (found,) = expired_slot_requests(built.trial(), {"configuration": configuration, "flinkVersion": version})
+    entry = {"configuration": configuration, "flinkVersion": version}
+    (found,) = expired_slot_requests(built.trial(), entry)
+    assert [w.wait for w in read_waits(built.trial(), entry, [], history.at(9))] == [found.wait]
     assert (found.start_ns, found.end_ns) == (history.at(3), history.at(5))
     assert (found.option, found.value, found.what, found.outcome) == (option, "2 s", "tm-4", Outcome.EXPIRED)
     assert is_slot_request(found)

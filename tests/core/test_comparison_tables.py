@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.core.judgement import metrics as m
-from testbed_runtime.core.judgement.comparison import ALSO_MAX, Group, Key, comparison, judged_keys
+from testbed_runtime.core.judgement.comparison import (
+    ALSO_MAX,
+    Group,
+    Key,
+    comparison,
+    judged_keys,
+    with_interval,
+)
 from testbed_runtime.core.judgement.expectations import Expectation
 from tests.core.test_comparison import DETECT, TWO, rows_of
 
@@ -57,6 +64,7 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
         [Group(name="a", trials={i: rows_of("a", v) for i, v in enumerate(TWO)})], keys=(DETECT,)
     )
     assert spread["groups"][0]["values"][0]["text"].startswith("2.0"), "the mean"
+    assert with_interval("3", "3", "3") == "3 [3, 3]", "counts have no unit"
     assert " [1." in spread["groups"][0]["values"][0]["text"], "with its interval"
     empty = comparison([groups[2], groups[2]], keys=(DETECT,))
     assert empty["summary"] == ["none against none: the history has no data for this"]
