@@ -318,21 +318,6 @@ def test_E_11_to_E_13_a_subpartition_at_its_limit_makes_the_pool_unavailable() -
     assert network.outstanding == 0
 
 
-def test_E_11_before_1_16_a_subpartition_at_its_limit_gets_no_segment() -> None:
-    """FLINK-27522. The others are served, and so is this one when a segment of it has returned."""
-    pool = NetworkBufferPool(1024, 128).create_buffer_pool(1, 10, subpartitions=2, max_buffers_per_channel=2)
-    pool.limits_requests = True
-    (first, _) = take(pool, 2, 0)
-    assert pool.request_builder(0) is None
-    assert len(take(pool, 2, 1)) == 2
-    woken: list[int] = []
-    pool.when_available(lambda: woken.append(1))
-    first.release()
-    assert pool.request_builder(0) is not None
-    assert pool.request_builder(0) is None
-    assert not pool.is_available
-
-
 def test_E_14_to_E_16_a_pool_serves_as_many_as_its_size() -> None:
     """One is kept free while it may; the size is capped at the maximum."""
     network = NetworkBufferPool(1024, 128)

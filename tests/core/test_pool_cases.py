@@ -540,3 +540,18 @@ def test_E_31_who_waits_at_a_pool_learns_that_it_is_destroyed() -> None:
     assert refused.value.class_name == "CancelTaskException"
     available.recycle()
     assert (offered, network.outstanding) == ([], 0)
+
+
+def test_E_11_before_1_16_a_subpartition_at_its_limit_gets_no_segment() -> None:
+    """FLINK-27522. The others are served, and so is this one when a segment of it has returned."""
+    pool = NetworkBufferPool(1024, 128).create_buffer_pool(1, 10, subpartitions=2, max_buffers_per_channel=2)
+    pool.limits_requests = True
+    first, second = pool.request_builder(0), pool.request_builder(0)
+    assert first is not None
+    assert second is not None
+    assert pool.request_builder(0) is None
+    assert None not in (pool.request_builder(1), pool.request_builder(1))
+    first.release()
+    assert pool.request_builder(0) is not None
+    assert pool.request_builder(0) is None
+    assert not pool.is_available

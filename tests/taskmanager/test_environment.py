@@ -289,7 +289,7 @@ def test_the_last_buffer_of_a_partition_grows_from_flink_1_19_on(version: str, g
 
 @pytest.mark.parametrize(("version", "limits"), [("1.16", False), ("1.15", True)])
 def test_a_subpartition_at_its_limit_gets_no_buffer_until_flink_1_15(version: str, limits: bool):
-    """From 1.16 on, the limit only makes the pool unavailable."""
+    """Later, the limit only makes the pool unavailable."""
 
     def check() -> None:
         made = environment(version=version).create_partition(WANTED, Wakeup())
