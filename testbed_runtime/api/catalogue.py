@@ -21,7 +21,7 @@ from testbed_runtime.core.options import (
     SORT_MIN_BUFFERS,
     Option,
 )
-from testbed_runtime.core.values import is_bare, missing_unit
+from testbed_runtime.core.values import SIGNED, is_bare, missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
 TYPO_EDITS = 2
@@ -305,7 +305,7 @@ def value_doubt(option: Option, value: str, version: str, *, written: str = "") 
         until = "" if option.millis_until == LATEST else f" {version}"
         return (
             ""
-            if is_bare(value)
+            if is_bare(value) or SIGNED.fullmatch(value)
             else f"Flink{until} reads whole milliseconds here, without a unit (write {millis!r})"
         )
     if option.type == "duration" and not written.endswith("-ms"):

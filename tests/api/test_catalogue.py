@@ -221,3 +221,4 @@ def test_a_value_that_an_older_version_cannot_convert_is_doubted_or_refused():
     assert "write '30000'" in value_doubt(timeout, "30 s", "1.19")
     assert value_doubt(timeout, "30 s", "1.20") == ""
     assert "as in '30000'" in value_problem(timeout, "soon", "1.19")
+    assert value_doubt(BY_KEY["resourcemanager.standalone.start-up-time"], "-1", "1.19") == ""
