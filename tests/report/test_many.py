@@ -104,6 +104,22 @@ def test_values_of_variants_have_their_interval_on_a_line_of_its_own_and_stack_o
     assert cells == ["timeout-5s", "timeout-6s", "timeout-7s"]
 
 
+def test_the_unit_of_a_rate_is_beside_its_name_and_not_in_each_column(documents: Documents):
+    """Seven variants fit beside each other."""
+    view = view_of(documents, variants=2, trials=1)
+    group = {"name": "a", "trials": 20, "values": [{"text": "1,000 [900, 1,100] records/s"}]}
+    rate = {"title": "throughput.goodput", "unit": "records/s"}
+    compared = {
+        "metrics": [rate],
+        "groups": [group, {**group, "values": [{"text": "7 records/s"}]}],
+        "summary": [],
+    }
+    table = page(replace(view, comparison=compared)).partition('id="compare"')[2].partition("</table>")[0]
+    assert '<th scope="row">throughput.goodput <small>records/s</small></th>' in table
+    assert table.count("records/s") == 1
+    assert "1,000 <small>[900, 1,100]</small>" in table
+
+
 def test_the_trials_of_one_variant_are_not_called_variants_and_their_waits_fit_on_a_phone(
     documents: Documents,
 ):
