@@ -15,7 +15,7 @@ from testbed_runtime.api.models import QUANTITY_PATTERN
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
-from testbed_runtime.core.versions import LATEST, VERSIONS, nearest
+from testbed_runtime.core.versions import LATEST, VERSIONS, nearest_version
 
 MAX_VALUE_SHOWN = 60
 """Characters of a value in a message."""
@@ -245,8 +245,10 @@ def _not_one_of(path: str, value: Any, expected: str) -> UserError:
     choices = [c.strip("' ") for c in expected.replace(" or ", ", ").split(", ")]
     if path.endswith("flinkVersion") and isinstance(value, float):
         text = f"{value:.2f}" if f"{value:.2f}" in VERSIONS else str(value)
-        return UserError(path, f"{value} is a number", f"write the version in quotes: '{nearest(text)}'")
-    if path.endswith("flinkVersion") and nearest(str(value)):
+        return UserError(
+            path, f"{value} is a number", f"write the version in quotes: '{nearest_version(text)}'"
+        )
+    if path.endswith("flinkVersion") and nearest_version(str(value)):
         return unknown_version(path, value)
     return UserError(path, f"{show(value)} is not valid", _did_you_mean(str(value), choices))
 

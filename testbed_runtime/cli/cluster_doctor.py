@@ -64,7 +64,8 @@ def findings(access: Access) -> list[Finding]:
 async def _ask(access: Access) -> list[Finding]:
     async with connected(access) as api:
         found = [Finding("Kubernetes", GOOD, api.server, f"namespace {api.namespace}")]
-        if await _is_missing(api):
+        # an account that may not read namespaces does not know whether this one exists
+        if await _permitted(api.get("Namespace", None, api.namespace), {}) is None:
             fix = f"kubectl create namespace {api.namespace}, or choose another --namespace"
             found.append(Finding("namespace", BAD, f"{api.namespace} does not exist", fix))
         kinds = await _kinds(api)
@@ -84,11 +85,6 @@ async def _permitted(call: Awaitable[T], otherwise: T) -> T:
         if not error.forbidden:
             raise
         return otherwise
-
-
-async def _is_missing(api: Api) -> bool:
-    """Return whether the namespace does not exist. False if the account may not read namespaces."""
-    return await _permitted(api.get("Namespace", None, api.namespace), {}) is None
 
 
 async def _kinds(api: Api) -> Finding:

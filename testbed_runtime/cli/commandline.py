@@ -143,4 +143,5 @@ def _end_unread() -> NoReturn:
 def _end_interrupted(error: BaseException) -> NoReturn:
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # the cleanup is already done
-    sys.exit(exits.report_interrupted(error))
+    exits.say("; ".join(["headgate: interrupted", *filter(None, [str(error)])]))
+    sys.exit(exits.INTERRUPTED)

@@ -76,7 +76,11 @@ def serve_command(  # noqa: PLR0917 - options of the command line
             options.memory(SEGMENT_SIZE),
         )
         check_serve(request)
-        return await serve(TcpNetwork(), request, options, listening=_say_listening)
+
+        def listening(address: Address) -> None:
+            exits.say(f"listening on {format_address(address)}")
+
+        return await serve(TcpNetwork(), request, options, listening=listening)
 
     _run(run())
 
@@ -137,15 +141,10 @@ def _port(port: int, *, least: int) -> int:
     return port
 
 
-def _say_listening(address: Address) -> None:
-    exits.say(f"listening on {format_address(address)}")
-
-
 def _say_waiting(address: Address) -> None:
-    typer.echo(
+    exits.say(
         f"connected to {format_address(address)}, but nothing was received for {SILENCE_S:.0f} s. Still waiting: the producer has no data "
-        f"yet, or this is not the data port of a TaskManager ({NOT_FLINK_FIX})",
-        err=True,
+        f"yet, or this is not the data port of a TaskManager ({NOT_FLINK_FIX})"
     )
 
 
@@ -159,7 +158,7 @@ def _run(main: Coroutine[Any, Any, list[SubpartitionReport]]) -> None:
     except Exception as error:
         code = exits.report(error)
         if BAD_MAGIC in str(error):
-            typer.echo(f"headgate: the other end does not speak Flink's protocol: {NOT_FLINK_FIX}", err=True)
+            exits.say(f"headgate: the other end does not speak Flink's protocol: {NOT_FLINK_FIX}")
         raise typer.Exit(code) from None
     sys.stdout.write(json.dumps({"subpartitions": [report.as_json() for report in reports]}) + "\n")
     sys.stdout.flush()

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from testbed_runtime.cli.options import AsJson, show
+from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def executions(
     for name in trial or ():
         if name not in names:
             raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")
-    found = {name: executions_of(read_trial(run / "history" / name)) for name in trial or names}
+    found = {name: executions_of(read_trial(run / HISTORY_FOLDER / name)) for name in trial or names}
     data = {"trials": {name: [msgspec.to_builtins(one) for one in every] for name, every in found.items()}}
     tables = ("\n".join(lines(name, every)) for name, every in found.items())
     show(data, ["\n\n".join(tables)], as_json=as_json)

@@ -73,12 +73,6 @@ def bad_value(error: typer.BadParameter) -> str:
     return str(found["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
-def report_interrupted(error: BaseException) -> int:
-    """Print the error on stderr and return the exit code."""
-    say("; ".join(["headgate: interrupted", *filter(None, [str(error)])]))
-    return INTERRUPTED
-
-
 def report(error: BaseException) -> int:
     """Print the error on stderr and return the exit code."""
     if os.environ.get(DEBUG) == "1":

@@ -39,9 +39,8 @@ def heal(  # noqa: PLR0917 - typer passes by name
     """End all faults now. In a cluster, Faults are deleted and runs stop with Inconclusive (Healed)."""
     login = access.access_for(on.value, namespace, context, kubeconfig)
     if not every:
-        raise UserError(
-            "--all", "is missing", f"write `headgate heal --all`; it ends every fault {_where(on)}"
-        )
+        where = "of the namespace" if on is options.Environment.KUBERNETES else "on this machine"
+        raise UserError("--all", "is missing", f"write `headgate heal --all`; it ends every fault {where}")
     if on is options.Environment.KUBERNETES:
         in_cluster(login, all_namespaces=all_namespaces)
         return
@@ -49,10 +48,6 @@ def heal(  # noqa: PLR0917 - typer passes by name
 
     for line in registry.heal_all():
         typer.echo(line)
-
-
-def _where(on: options.Environment) -> str:
-    return "of the namespace" if on is options.Environment.KUBERNETES else "on this machine"
 
 
 def in_cluster(login: access.Access, *, all_namespaces: bool) -> None:

@@ -39,7 +39,7 @@ def _treat_sigterm_as_interrupt() -> None:
 
 
 def _interrupted() -> None:
-    """Exit like `exits.report_interrupted`, but without an import, because the imports may not have finished."""
+    """Exit like `commandline.run_command_line` after Ctrl-C, but without an import, because the imports may not have finished."""
     sys.stderr.write("headgate: interrupted\n")
     sys.exit(130)
 

@@ -25,7 +25,7 @@ from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, changed
 from testbed_runtime.cli.options import Environment
 from testbed_runtime.cli.session import Session
-from testbed_runtime.core.documents import RECOVERY_FILE
+from testbed_runtime.core.documents import HISTORY_FOLDER, RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.quantities import counted
@@ -278,4 +278,4 @@ def simulate_one(task: Task) -> Done:
 
 
 def _forget_history(task: Task) -> None:
-    shutil.rmtree(task.folder / "history", ignore_errors=True)
+    shutil.rmtree(task.folder / HISTORY_FOLDER, ignore_errors=True)

@@ -1,10 +1,15 @@
-"""The JSON documents that Headgate writes for scripts: the results in a run's folder, whose names are here, and the output of `--json`."""
+"""A run's folder: the names of its folders and results. And the JSON documents for scripts: these results and the output of `--json`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+HISTORY_FOLDER = "history"
+"""Has a folder for each trial, with its tables."""
+FILES_FOLDER = "files"
+"""Has `<trial>/<path of the sink>/part-<subtask>-<checkpoint>`, and the kept checkpoints."""
+LOGS_FOLDER = "logs"
 METRICS_FILE = "metrics.json"
 TIMESERIES_FILE = "timeseries.json"
 RECOVERY_FILE = "recovery.json"

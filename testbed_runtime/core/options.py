@@ -29,7 +29,7 @@ from testbed_runtime.core.versions import (
     REQUIRED_BUFFERS_LIMITED,
     VERSIONS,
     has,
-    nearest,
+    nearest_version,
     number,
 )
 
@@ -245,7 +245,7 @@ def equal_values(key: str, one: str, other: str) -> bool:
 def unknown_version(path: str, version: object) -> UserError:
     """Return the error of a `flinkVersion` that is not reproduced, with the nearest one that is."""
     listed = ", ".join(VERSIONS)
-    near = nearest(str(version))
+    near = nearest_version(str(version))
     hint = f"the nearest is '{near}'; known are {listed}" if near else f"use one of {listed}"
     return UserError(path, f"{version!r} is not a known version of Flink", hint)
 

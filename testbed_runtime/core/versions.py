@@ -205,7 +205,7 @@ def has(version: str, change: Change) -> bool:
     return number(version) >= number(change.since)
 
 
-def nearest(text: str) -> str:
+def nearest_version(text: str) -> str:
     """Return the known version that behaves most like the one in `text`; empty if `text` is not a version."""
     try:
         wanted = number(text)

@@ -96,7 +96,7 @@ def _footer(trial: TrialFiles, table: str) -> pq.FileMetaData:
         rows = file.metadata.num_rows
         require_rows(trial.folder, table, rows, trial.rows[table])
         if more := recounted(table, read_seal(trial.folder).blocks.get(table), rows):
-            raise DamagedHistory(f"history/{trial.trial}", more)
+            raise DamagedHistory(trial.trial, more)
         return file.metadata
 
 
@@ -118,7 +118,7 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
         found += _together(trial, tables) + check_owners(whole) + check_causality(whole)
         found = found or check_across(whole, trial.entry) or check_sealed(whole, blocks)
     if found:
-        raise DamagedHistory(f"history/{trial.trial}", found)
+        raise DamagedHistory(trial.trial, found)
     return tables
 
 
@@ -137,7 +137,7 @@ def check_assembled(trial: Trial, entry: Entry) -> None:
     kept = {name: table for name, table in trial.tables.items() if name != "latency"}
     fell = fell or check_across(Trial(trial.run, trial.trial, kept), entry)
     if found := repeated + [replace(damage, row=-1) for damage in fell]:
-        raise DamagedHistory(f"history/{trial.trial}", found)
+        raise DamagedHistory(trial.trial, found)
 
 
 def _read(

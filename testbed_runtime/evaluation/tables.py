@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.history.reader import read_seal
 from testbed_runtime.history.sealing import SEALED
 
@@ -33,7 +34,7 @@ def open_trials(run_folder: Path, manifest: Mapping[str, Any]) -> list[TrialFile
     Their tables are checked where they are read (`splits.read`)."""
     run = str(manifest.get("run") or run_folder.name)
     entries = [e for e in manifest.get("trials", ()) if not e.get("voided") and not e.get("error")]
-    folders = [(entry, run_folder / "history" / str(entry["trial"])) for entry in entries]
+    folders = [(entry, run_folder / HISTORY_FOLDER / str(entry["trial"])) for entry in entries]
     if manifest.get("interrupted"):  # the trial that was interrupted has no seal
         folders = [(entry, folder) for entry, folder in folders if (folder / SEALED).exists()]
     seals = [(entry, folder, read_seal(folder)) for entry, folder in folders]

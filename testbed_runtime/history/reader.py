@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.core.errors import UserError, first_line
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
@@ -36,15 +37,15 @@ def read_trial(
         problems=tuple(report.problems),
     )
     if entry is not None:
-        require_sound(found, f"history/{found.trial}", entry)
+        require_sound(found, entry)
         if changed := check_sealed(found, report.blocks):
-            raise DamagedHistory(f"history/{found.trial}", changed)
+            raise DamagedHistory(found.trial, changed)
     return found
 
 
 def read_seal(folder: Path) -> SealReport:
     """Read the seal of `<run>/history/<trial>`. Raises UserError if it is missing, damaged, incomplete or of another version."""
-    where = f"history/{folder.name}"
+    where = f"{HISTORY_FOLDER}/{folder.name}"
     if not folder.is_dir():
         raise UserError(where, "does not exist, so the trial is not sealed", "run the scenario again")
     try:
@@ -78,27 +79,27 @@ def open_table(folder: Path, name: str) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path, memory_map=True)
     except FileNotFoundError:
-        where = f"history/{folder.name}/{name}.parquet"
+        where = f"{HISTORY_FOLDER}/{folder.name}/{name}.parquet"
         raise UserError(where, "is missing from a sealed trial", RESTORE) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable(folder, name, error) from None
     if damaged := check_schema(name, file.schema_arrow):
         file.close()
-        raise DamagedHistory(f"history/{folder.name}", damaged)
+        raise DamagedHistory(folder.name, damaged)
     return file
 
 
 def unreadable(folder: Path, name: str, error: Exception) -> UserError:
     """Return the error for a file of a table that could not be read."""
     problem = f"is truncated or damaged: {first_line(error)}"
-    return UserError(f"history/{folder.name}/{name}.parquet", problem, RESTORE)
+    return UserError(f"{HISTORY_FOLDER}/{folder.name}/{name}.parquet", problem, RESTORE)
 
 
 def require_rows(folder: Path, name: str, rows: int, sealed: int) -> None:
     """Raise UserError if a table does not have the number of rows that was sealed."""
     if rows != sealed:
         problem = f"has {rows} rows, {sealed} were sealed"
-        raise UserError(f"history/{folder.name}/{name}.parquet", problem, RESTORE)
+        raise UserError(f"{HISTORY_FOLDER}/{folder.name}/{name}.parquet", problem, RESTORE)
 
 
 def _table(folder: Path, name: str, sealed: int) -> pa.Table:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES, OTHER
 from testbed_runtime.core.job.executiongraph import ExecutionState
@@ -105,11 +106,11 @@ _NOT_FINITE = re.compile(r"-?\b(NaN|Infinity)\b")
 class DamagedHistory(UserError):
     """The history of a trial cannot be judged."""
 
-    def __init__(self, where: str, found: list[Damage]) -> None:
+    def __init__(self, trial: str, found: list[Damage]) -> None:
         self.found = tuple(found)
         more = f" (and {len(found) - SHOWN_MAX} more)" if len(found) > SHOWN_MAX else ""
         problem = f"the history is damaged: {'; '.join(map(str, found[:SHOWN_MAX]))}{more}"
-        super().__init__(where, problem, "restore it, or run the scenario again")
+        super().__init__(f"{HISTORY_FOLDER}/{trial}", problem, "restore it, or run the scenario again")
 
 
 def check_schema(table: str, schema: pa.Schema) -> list[Damage]:
@@ -140,11 +141,11 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     return found if found or entry is None else check_across(trial, entry)
 
 
-def require_sound(trial: Trial, where: str, entry: Mapping[str, Any] | None) -> Trial:
+def require_sound(trial: Trial, entry: Mapping[str, Any] | None) -> Trial:
     """Return the trial. Raises DamagedHistory if `check_trial` finds anything."""
     found = check_trial(trial, entry)
     if found:
-        raise DamagedHistory(where, found)
+        raise DamagedHistory(trial.trial, found)
     return trial
 
 

@@ -19,7 +19,6 @@ from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS, POD_BACKEND,
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube import checkpoint
-from testbed_runtime.kube.agentfaults import AddressOf
 from testbed_runtime.kube.api import Api, patiently, polled_patiently
 from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
@@ -158,7 +157,7 @@ class KubeTestbedHost:
             recorder=self._run.recorder,
             recorder_path=recorder_path(context.trial),
             capabilities=self.capabilities,
-            address=self._address_of(name),
+            address=lambda process, port: (naming.dns_name(name, process, self._run.namespace), port),
         )
         pods = PodFaults(self._api, self._run.namespace, name)
         opened = KubeTestbed(
@@ -248,7 +247,3 @@ class KubeTestbedHost:
             await self._api.delete("Testbed", self._run.namespace, name)
         except HeadgateError as error:
             self._progress.on_event(Notice(f"deleting the Testbed {name}: {error}"))
-
-    def _address_of(self, testbed: str) -> AddressOf:
-        namespace = self._run.namespace
-        return lambda process, port: (naming.dns_name(testbed, process, namespace), port)

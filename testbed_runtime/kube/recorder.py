@@ -10,7 +10,13 @@ from urllib.parse import quote
 
 import aiohttp
 
-from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, TRACE_FILE
+from testbed_runtime.core.documents import (
+    HISTORY_FOLDER,
+    METRICS_FILE,
+    RECOVERY_FILE,
+    TIMESERIES_FILE,
+    TRACE_FILE,
+)
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.history.sealing import SEALED
@@ -63,7 +69,7 @@ class RecorderFiles:
         """Download the manifest and the sealed histories of the trials that count. Raises HeadgateError."""
         await self.fetch(MANIFEST, folder)
         manifest = json.loads((folder / MANIFEST).read_text())
-        for name in wanted(manifest, await self._sizes("history/")):
+        for name in wanted(manifest, await self._sizes(f"{HISTORY_FOLDER}/")):
             await self.fetch(name, folder)
 
     async def fetch(self, name: str, folder: Path, *, optional: bool = False) -> None:
@@ -158,7 +164,7 @@ def _is_history(path: PurePosixPath, trials: set[str]) -> bool:
     parts = path.parts
     return (
         len(parts) == 3
-        and parts[0] == "history"
+        and parts[0] == HISTORY_FOLDER
         and parts[1] in trials
         and ".." not in parts
         and (parts[2] == SEALED or path.suffix == ".parquet")

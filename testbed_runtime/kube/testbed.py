@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.api import naming
+from testbed_runtime.core.documents import FILES_FOLDER, HISTORY_FOLDER
 from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
@@ -37,7 +38,7 @@ from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.store.http import HttpBlobStore
-from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.store.outputs import keep_outputs
 from testbed_runtime.timeouts import repeated
 from testbed_runtime.transport.rpc_http import HttpRpc
 
@@ -253,7 +254,7 @@ class KubeTestbed:
             self._starts.close()
         await self._close_sinks()
         await self._ask_recorder("POST", "seal", timeout_s=SEAL_LIMIT_S)
-        return f"history/{self.context.trial}"
+        return f"{HISTORY_FOLDER}/{self.context.trial}"
 
     async def _stop(self, name: str) -> None:
         """Stop a process. A lost pod has nothing left to flush."""
@@ -268,7 +269,7 @@ class KubeTestbed:
             return
         root = self._folder.path
         async with self._store() as store:
-            names = await keep_outputs(store, paths, root / OUTPUTS / self.context.trial)
+            names = await keep_outputs(store, paths, root / FILES_FOLDER / self.context.trial)
         await self._folder.keep(*(str(Path(file).relative_to(root)) for file in names))
 
     async def _ask_recorder(self, method: str, what: str, *, timeout_s: float) -> None:

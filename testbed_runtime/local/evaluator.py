@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.core.documents import METRICS_FILE
+from testbed_runtime.core.documents import LOGS_FOLDER, METRICS_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.catalogue import folder_of
 from testbed_runtime.evaluation.process import SparkEnded, SparkWorker
@@ -28,7 +28,7 @@ class SparkEvaluator:
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
         """Return the metric rows of `trials` (all when empty), after metrics.json and timeseries.json are in the folder."""
         folder = Path(run_folder)
-        log = folder / "logs" / "evaluation.log"
+        log = folder / LOGS_FOLDER / "evaluation.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file:
             self._worker.on_log = lambda line: print(line, file=file, flush=True)
@@ -39,7 +39,7 @@ class SparkEvaluator:
                     f"The evaluation failed: {error.reason}" if error.reason else str(error)
                 ) from None
             finally:
-                self._worker.on_log = _ignore
+                self._worker.on_log = lambda _: None  # ignore what Spark logs between two evaluations
         try:
             rows: list[dict[str, Any]] = json.loads((folder / METRICS_FILE).read_text())
         except (OSError, ValueError) as error:
@@ -49,8 +49,3 @@ class SparkEvaluator:
     async def _progress(self, line: Mapping[str, Any]) -> None:
         if self._on_progress is not None:
             self._on_progress(line)
-
-
-def _ignore(line: str) -> None:
-    """Ignore the lines that Spark logs between two evaluations."""
-    del line

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from testbed_runtime.api.certificates import make_certificate
+from testbed_runtime.core.documents import FILES_FOLDER, HISTORY_FOLDER, LOGS_FOLDER
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, is_task_manager, role_of
@@ -34,7 +35,7 @@ from testbed_runtime.process.clock import system_boot_id
 from testbed_runtime.process.config import COUNTERS_PATH, ProcessConfig
 from testbed_runtime.runner.ownedhost import OwnedTestbedHost
 from testbed_runtime.store.blobstore import FolderBlobStore
-from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.store.outputs import keep_outputs
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, CONFIG, ChildSpec
 from testbed_runtime.timeouts import cancel_all
 from testbed_runtime.transport.rpc_http import HttpRpc
@@ -113,11 +114,11 @@ class LocalTestbed:
         self.processes = LocalProcessHost(
             run=context.run,
             trial=context.trial,
-            logs_folder=run_folder / "logs" / context.trial,
+            logs_folder=run_folder / LOGS_FOLDER / context.trial,
             seed=context.seed,
         )
         self._live = LiveReader(self.processes)
-        self.history_folder = run_folder / "history" / context.trial
+        self.history_folder = run_folder / HISTORY_FOLDER / context.trial
         self.run_folder = run_folder
         self._certificate_file: Path | None = None
         self._rpc: HttpRpc | None = None
@@ -273,7 +274,7 @@ class LocalTestbed:
         await keep_outputs(
             FolderBlobStore(self.processes.work_folder / "blobs"),
             self.plan.output_paths,
-            self.run_folder / OUTPUTS / self.context.trial,
+            self.run_folder / FILES_FOLDER / self.context.trial,
         )
         await self._record_journal()
         await self._close_sinks()

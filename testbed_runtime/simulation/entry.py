@@ -14,7 +14,14 @@ from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.trace import trace, trace_events
 from testbed_runtime.checking.unjudged import described, unjudged
-from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, TRACE_FILE, versioned
+from testbed_runtime.core.documents import (
+    HISTORY_FOLDER,
+    METRICS_FILE,
+    RECOVERY_FILE,
+    TIMESERIES_FILE,
+    TRACE_FILE,
+    versioned,
+)
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import Trial
@@ -41,7 +48,7 @@ class DirectEvaluator:
         @lru_cache(maxsize=1)  # read each control trial first, for its noise
         def read(name: str) -> Trial:
             entry = next(entry for entry in entries if entry["trial"] == name)
-            whole = read_trial(folder / "history" / name, run=manifest["run"], trial=name, entry=entry)
+            whole = read_trial(folder / HISTORY_FOLDER / name, run=manifest["run"], trial=name, entry=entry)
             return reduced(whole)
 
         for number, entry in enumerate(with_noise(entries, lambda e: read(e["trial"])), start=1):

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 from msgspec.structs import replace
 
+from testbed_runtime.core.documents import FILES_FOLDER, HISTORY_FOLDER
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, RUNNER
 from testbed_runtime.core.job.jobgraph import JobGraph
@@ -38,7 +39,7 @@ from testbed_runtime.simulation.hugepages import HugePages
 from testbed_runtime.simulation.network import RpcConditions, SimNetworkBackend
 from testbed_runtime.simulation.processes import BOOT_ID, JOBMANAGER_ADDRESS, Processes, World
 from testbed_runtime.store.blobstore import MemoryBlobStore
-from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.store.outputs import keep_outputs
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -123,8 +124,8 @@ class SimTestbed:
 
     def __init__(self, plan: TestbedPlan, context: TrialContext, run_folder: Path) -> None:
         self.plan = plan
-        self._folder = run_folder / "history" / context.trial
-        self._outputs = run_folder / OUTPUTS / context.trial
+        self._folder = run_folder / HISTORY_FOLDER / context.trial
+        self._outputs = run_folder / FILES_FOLDER / context.trial
         self._records = MemoryHistory(run=context.run, trial=context.trial, boot_id=BOOT_ID)
         network: Random = SeededRandom(context.seed).stream("network")
         self._rpc_conditions = RpcConditions()

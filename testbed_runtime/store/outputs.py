@@ -8,9 +8,6 @@ from pathlib import Path
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.workload.sinks import STAGED
 
-OUTPUTS = "files"
-"""Folder of a run that holds `<trial>/<path of the sink>/part-<subtask>-<checkpoint>`."""
-
 
 async def keep_outputs(blobs: BlobStore, paths: Iterable[str], folder: Path) -> list[Path]:
     """Copy every published part of the sinks at `paths`. Return the files, sorted. Staged parts were never committed.

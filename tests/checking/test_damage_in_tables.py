@@ -397,7 +397,7 @@ def test_an_error_names_the_first_five_findings(number: int, more: str):
     """And how many there are beyond them."""
     damage = [Damage("tasks", "task", n, "is x") for n in range(number)]
     shown = "; ".join(f"tasks.parquet, column task, row {n}: is x" for n in range(5))
-    error = DamagedHistory("here", damage)
+    error = DamagedHistory("main-1", damage)
     assert f"the history is damaged: {shown}{more}" in str(error)
     assert bool(more) is ("more)" in str(error))
     assert error.found == tuple(damage)

@@ -127,7 +127,9 @@ PRECEDENCE = [
 
 
 @pytest.mark.parametrize(("name", "changes", "verdict", "reason"), PRECEDENCE, ids=[p[0] for p in PRECEDENCE])
-def test_precedence(name: str, changes: dict[str, Any], verdict: Verdict, reason: str):
+def test_the_worst_finding_decides_the_verdict(
+    name: str, changes: dict[str, Any], verdict: Verdict, reason: str
+):
     """Error > Fail > Inconclusive > Pass, each with its reason."""
     found = judged(good_rows(**changes))
     assert (found.verdict, found.reason) == (verdict, reason), found.summary

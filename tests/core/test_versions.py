@@ -7,7 +7,7 @@ import pytest
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.restart import ExponentialDelay, FixedDelay, restart_strategy
 from testbed_runtime.core.options import BY_KEY, Options
-from testbed_runtime.core.versions import CHANGES, LATEST, VERSIONS, nearest, number
+from testbed_runtime.core.versions import CHANGES, LATEST, VERSIONS, nearest_version, number
 
 CHECKPOINTS = {"execution.checkpointing.interval": "1 s"}
 
@@ -123,7 +123,7 @@ def test_older_defaults_of_an_option_are_in_order():
 )  # fmt: skip
 def test_an_unknown_version_maps_to_the_nearest(text, near):
     """Versions compare by number, not by spelling."""
-    assert nearest(text) == near
+    assert nearest_version(text) == near
 
 
 def test_an_unknown_version_is_refused_with_the_nearest():

@@ -66,7 +66,7 @@ def same(mine: float | None, other: float | None) -> bool:
     )
 
 
-def test_throughput_of_each_phase(trials: list[Any]):
+def test_the_throughput_of_each_phase_is_the_oracles(trials: list[Any]):
     """Records per second at the sinks, each attempt's counter interpolated between its samples."""
     for entry, oracle, rows in trials:
         other = oracle.throughput()
@@ -75,7 +75,7 @@ def test_throughput_of_each_phase(trials: list[Any]):
             assert same(value, other[phase]), (entry["trial"], phase, value, other[phase])
 
 
-def test_latency_of_each_phase_and_quantile(trials: list[Any]):
+def test_the_latency_of_each_phase_and_quantile_is_the_oracles(trials: list[Any]):
     """Quantiles of the merged histograms, interpolated within their bucket."""
     for entry, oracle, rows in trials:
         other = oracle.latency()
@@ -89,7 +89,7 @@ def test_latency_of_each_phase_and_quantile(trials: list[Any]):
     ("metric", "query"),
     [("throughput.goodput", GOODPUT), ("lag.max", LAG), ("liveness.longest-stall", STALL)],
 )
-def test_progress_of_each_phase(trials: list[Any], metric: str, query: str):
+def test_the_progress_of_each_phase_is_the_oracles(trials: list[Any], metric: str, query: str):
     """Distinct records per second, the largest lag and the longest silence of a subtask."""
     for entry, oracle, rows in trials:
         other = oracle.by_phase(query)
@@ -98,7 +98,7 @@ def test_progress_of_each_phase(trials: list[Any], metric: str, query: str):
             assert same(value, other[phase]), (entry["trial"], phase, value, other[phase])
 
 
-def test_recovery_of_each_trial(trials: list[Any]):
+def test_the_recovery_of_each_trial_is_the_oracles(trials: list[Any]):
     """The total, the downtime and the failovers of its fault, with and without a failover."""
     judged_faults = 0
     for entry, oracle, rows in trials:
@@ -109,7 +109,7 @@ def test_recovery_of_each_trial(trials: list[Any]):
     assert judged_faults >= 3
 
 
-def test_recovery_with_long_buffer_timeouts(run_folder: Path, tmp_path: Path):
+def test_the_recovery_with_long_buffer_timeouts_is_the_oracles(run_folder: Path, tmp_path: Path):
     """Lag within the buffer timeouts on the way to a sink is no backlog: with 700 ms, trials recover sooner than with 100 ms."""
     folder = shutil.copytree(run_folder, tmp_path / "run")
     manifest = read_manifest(folder)
@@ -128,7 +128,9 @@ def test_recovery_with_long_buffer_timeouts(run_folder: Path, tmp_path: Path):
     assert totals[1] < totals[0]
 
 
-def test_recovery_of_subtasks_that_are_never_normal_together(run_folder: Path, tmp_path: Path):
+def test_the_recovery_of_subtasks_that_are_never_normal_together_is_the_oracles(
+    run_folder: Path, tmp_path: Path
+):
     """After the fault, one sink and then the other one receives only late records for 0.4 s of every 1.6 s, after it has missed the first one for
     0.3 s."""
     entry = next(t for t in read_manifest(run_folder)["trials"] if t["role"] != "control")
@@ -148,7 +150,7 @@ def test_recovery_of_subtasks_that_are_never_normal_together(run_folder: Path, t
     assert same(found.total_s, Oracle(folder, entry).recovery()["recovery.total"])
 
 
-def test_delivery_of_each_trial(trials: list[Any]):
+def test_the_delivery_of_each_trial_is_the_oracles(trials: list[Any]):
     """Lost, duplicated, committed, corrupted and out of order, from the bits of the commits."""
     for entry, oracle, rows in trials:
         for name, value in oracle.delivery().items():
@@ -156,7 +158,7 @@ def test_delivery_of_each_trial(trials: list[Any]):
         assert rows["delivery.committed", "", None]["value"] > 0
 
 
-def test_delivery_with_losses_and_duplicates(generated: Path, tmp_path: Path):
+def test_the_delivery_with_losses_and_duplicates_is_the_oracles(generated: Path, tmp_path: Path):
     """The oracle and checking find the same damage: a commit lost its records, and two overlap."""
     folder = Path(shutil.copytree(generated, tmp_path / "damaged"))
     history = folder / "history" / "main-2"

@@ -23,6 +23,7 @@ from testbed_runtime.faults.proxy.server import Proxy, application
 from testbed_runtime.faults.registry import LOCAL
 from testbed_runtime.http import serve
 from testbed_runtime.timeouts import cancel_all
+from tests.faults.a_fault import fault
 
 TOKEN = "secret"
 
@@ -91,10 +92,6 @@ async def _serve_channel(faults: ChannelFaults):
     app = web.Application()
     app.add_routes(routes(faults))
     return await serve(app, ("127.0.0.1", 0))
-
-
-def fault(kind: str, *, seconds: float = 30.0, **changes) -> Fault:
-    return Fault(**{"name": "f", "kind": kind, "at_s": 0.0, "duration_s": seconds, **changes})
 
 
 async def inject(where: Place, what: Fault, targets=("tm-0",), lease_s: float | None = None):

@@ -8,21 +8,17 @@ from dataclasses import dataclass
 import pytest
 
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultNotApplied, HeadgateError, UserError
-from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import SUPERVISOR
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
+from tests.faults.a_fault import fault
 from tests.local.helpers import sleeping, state_of
 from tests.waiting import until
 
 TMS = ("tm-0", "tm-1", "tm-2")
 TM0, TM1, TM2, JM = (Agent(n) for n in (*TMS, "jobmanager"))
-
-
-def fault(kind: str, seconds: float = 30.0, **changes) -> Fault:
-    return Fault(**{"name": "f", "kind": kind, "at_s": 0.0, "duration_s": seconds, **changes})
 
 
 def parts(kind: str, backend: str, *targets: str, **changes) -> dict[Agent, tuple[str, ...]]:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.local import registry
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
+from tests.faults.a_fault import fault
 from tests.local.helpers import descendants_with, listeners, sleeping, state_of
 from tests.waiting import until
 
@@ -33,10 +33,6 @@ async def host(tmp_path, marker):
     await made.close()
     await until(lambda: not descendants_with(marker))
     assert list(registry.state_folder().iterdir()) == []
-
-
-def fault(kind: str, seconds: float = 30.0, **changes) -> Fault:
-    return Fault(**{"name": "f", "kind": kind, "at_s": 0.0, "duration_s": seconds, **changes})
 
 
 async def until_said(host: LocalProcessHost, state: str) -> None:

@@ -18,8 +18,8 @@ from testbed_runtime.api.views import seconds
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.kube.api import ApiError
 from tests.operator.actors import ModelAgents, a_fault
-from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, a_testbed, find, is_true, kstatus, simulate, wall
+from tests.operator.model import Obj
+from tests.operator.world import World, a_testbed, find, is_true, kstatus, simulate
 
 LATE_S = 1.0
 """Between the injection and the operator's next look (LOOK_SOON_S), with the calls of the model."""
@@ -59,10 +59,7 @@ class Lab:
 
 
 def play(scenario: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
-    async def main(world: World) -> None:
-        await scenario(Lab(world))
-
-    simulate(main, api=ModelApi(now=wall, latency_s=0.005))
+    simulate(lambda world: scenario(Lab(world)))
 
 
 def test_a_fault_is_injected_once_measured_and_over_at_its_deadline() -> None:

@@ -22,7 +22,7 @@ from testbed_runtime.api.status import RunReport, ScenarioRunStatus, read, rfc33
 from testbed_runtime.api.views import Run
 from tests.operator.actors import ModelAgents, Runners, a_run, a_trials_testbed
 from tests.operator.model import ModelApi, Obj
-from tests.operator.world import World, find, kstatus, simulate, wall
+from tests.operator.world import World, find, kstatus, simulate
 
 RUN = ("ScenarioRun", "lab", "trial-run")
 WITHIN_S = 300.0
@@ -62,10 +62,7 @@ class Lab:
 
 
 def play(scenario: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
-    async def main(world: World) -> None:
-        await scenario(Lab(world))
-
-    simulate(main, api=ModelApi(now=wall, latency_s=0.005))
+    simulate(lambda world: scenario(Lab(world)))
 
 
 def test_a_run_gets_its_pods_and_ends_with_the_runners_verdict() -> None:

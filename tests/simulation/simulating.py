@@ -25,10 +25,15 @@ from testbed_runtime.simulation.loop import PROCESS, VirtualLoop
 RUN = "simulated"
 
 
+def virtual_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
+
+
 def stand_still(seconds: float) -> None:
     """Block the calling process in virtual time, as synchronous code that takes long. The other processes go on."""
-    loop, task, process = asyncio.get_running_loop(), asyncio.current_task(), PROCESS.get()
-    assert isinstance(loop, VirtualLoop)
+    loop, task, process = virtual_loop(), asyncio.current_task(), PROCESS.get()
     assert task is not None
     pending, until = len(loop._ready), loop.time() + seconds
     loop.call_at(until, loop.stop, context=Context())

@@ -17,17 +17,11 @@ from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.simulation.loop import (
     COLLECT_EVERY,
     SimulatedDeadlock,
-    VirtualLoop,
     rare_collections,
     run_virtual,
     spawn,
 )
-
-
-def _loop() -> VirtualLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return loop
+from tests.simulation.simulating import virtual_loop
 
 
 async def _ticker(ticks: list[float]) -> None:
@@ -40,9 +34,9 @@ def test_an_hour_of_sleep_takes_exactly_an_hour_of_virtual_time():
     """Time moves only by jumps, and by exactly what was asked."""
 
     async def main() -> float:
-        before = _loop().time()
+        before = virtual_loop().time()
         await asyncio.sleep(3600)
-        return _loop().time() - before
+        return virtual_loop().time() - before
 
     assert run_virtual(main()) == pytest.approx(3600)
 
@@ -107,9 +101,9 @@ def test_timers_of_one_instant_fire_in_the_order_they_were_made():
 
     async def main() -> list[int]:
         order: list[int] = []
-        due = _loop().time() + 1
+        due = virtual_loop().time() + 1
         for number in range(100):
-            _loop().call_at(due + (number % 3) * 1e-12, order.append, number)
+            virtual_loop().call_at(due + (number % 3) * 1e-12, order.append, number)
         await asyncio.sleep(2)
         return order
 
@@ -133,10 +127,10 @@ def test_a_paused_process_does_nothing_and_catches_up_when_resumed():
         ticks: list[float] = []
         spawn("tm-0", _ticker(ticks), name="ticker")
         await asyncio.sleep(2.5)
-        _loop().pause("tm-0")
+        virtual_loop().pause("tm-0")
         await asyncio.sleep(10)
         assert len(ticks) == 2
-        _loop().resume("tm-0")
+        virtual_loop().resume("tm-0")
         await asyncio.sleep(2.1)
         return [round(tick - 1000, 3) for tick in ticks]
 
@@ -152,7 +146,7 @@ def test_a_killed_process_never_runs_again_and_leaves_the_others_alone():
         spawn("tm-0", _ticker(dead), name="dead")
         spawn("tm-1", _ticker(alive), name="alive")
         await asyncio.sleep(2.5)
-        _loop().kill("tm-0")
+        virtual_loop().kill("tm-0")
         await asyncio.sleep(3)
         return len(dead), len(alive)
 
@@ -166,18 +160,18 @@ def test_a_timer_that_is_cancelled_on_resume_does_not_fire():
         fired: list[str] = []
 
         async def process() -> None:
-            second = _loop().call_later(2, fired.append, "second")
+            second = virtual_loop().call_later(2, fired.append, "second")
 
             def first() -> None:
                 fired.append("first")
                 second.cancel()
 
-            _loop().call_later(1, first)
+            virtual_loop().call_later(1, first)
 
         await spawn("tm-0", process(), name="process")
-        _loop().pause("tm-0")
+        virtual_loop().pause("tm-0")
         await asyncio.sleep(5)
-        _loop().resume("tm-0")
+        virtual_loop().resume("tm-0")
         await asyncio.sleep(1)
         return fired
 
@@ -199,7 +193,7 @@ def test_the_dead_say_nothing_not_even_at_the_end(caplog: pytest.LogCaptureFixtu
 
         spawn("tm-0", process(), name="process")
         await asyncio.sleep(1)
-        _loop().kill("tm-0")
+        virtual_loop().kill("tm-0")
         await asyncio.sleep(1)
         gc.collect()
         return list(said)
@@ -222,7 +216,7 @@ def test_a_task_that_fails_as_its_process_is_killed_is_not_reported(caplog: pyte
         await work
 
     async def main() -> None:
-        loop = _loop()
+        loop = virtual_loop()
         spawn("tm-0", process(), name="process")
         killing = loop.time() + 1
         loop.call_at(killing, lambda: loop.call_soon(loop.call_soon, loop.kill, "tm-0"))
@@ -299,10 +293,10 @@ def test_a_meter_that_expects_a_pause_measures_what_one_that_always_ticks_does(
             meter, context = meters[True]
             context.run(meter.expect_pause)
             for announced in measured:
-                _loop().pause(str(announced))
+                virtual_loop().pause(str(announced))
             await asyncio.sleep(seconds)
             for announced in measured:
-                _loop().resume(str(announced))
+                virtual_loop().resume(str(announced))
         await asyncio.sleep(1)
         for task in tasks:
             task.cancel()
@@ -322,7 +316,7 @@ def test_a_process_that_stalls_again_while_it_records_a_stall_measures_both():
             stall(3)
 
     def stall(seconds: float) -> None:
-        _loop()._now += seconds
+        virtual_loop()._now += seconds
 
     async def main() -> None:
         meter = StallMeter(on_stall, lambda: True)

@@ -9,16 +9,11 @@ import pytest
 
 from testbed_runtime.core.job.messages import Acknowledge, CancelTask
 from testbed_runtime.ports.rpc import AskTimeout
-from testbed_runtime.simulation.loop import VirtualLoop, run_virtual, spawn
+from testbed_runtime.simulation.loop import run_virtual, spawn
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
+from tests.simulation.simulating import virtual_loop
 from tests.transport.conformance import LIMIT_S, Watcher
-
-
-def _loop() -> VirtualLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return loop
 
 
 async def _connected(fabric: SimulatedFabric) -> tuple[Watcher, Watcher]:
@@ -38,13 +33,13 @@ def test_a_paused_process_reads_nothing_and_its_peer_feels_it() -> None:
         fabric = SimulatedFabric(random.Random(1))
         client, server = await _connected(fabric)
         assert client.connection is not None
-        _loop().pause("tm-1")
+        virtual_loop().pause("tm-1")
         for i in range(40):
             client.connection.send([bytes([i]) * 16_384])
         await asyncio.sleep(5)
         assert server.received == b""
         assert not client.connection.writable
-        _loop().resume("tm-1")
+        virtual_loop().resume("tm-1")
         await server.until(lambda: len(server.received) == 40 * 16_384)
         assert server.received == b"".join(bytes([i]) * 16_384 for i in range(40))
 
@@ -61,7 +56,7 @@ def test_what_a_process_sent_before_it_was_paused_still_arrives() -> None:
         sent = asyncio.Event()
         client.connection.send([b"before"], sent.set)
         await sent.wait()
-        _loop().pause("tm-0")
+        virtual_loop().pause("tm-0")
         await server.until(lambda: server.received == b"before")
 
     run_virtual(main())
@@ -77,7 +72,7 @@ def test_a_killed_process_hears_nothing_of_its_own_end() -> None:
         sent = asyncio.Event()
         client.connection.send([b"last"], sent.set)
         await sent.wait()
-        _loop().kill("tm-0")
+        virtual_loop().kill("tm-0")
         fabric.kill("tm-0")
         await server.until(lambda: bool(server.closed))
         assert server.received == b"last"
@@ -94,7 +89,7 @@ def test_a_death_behind_a_partition_is_heard_of_when_it_ends() -> None:
         fabric = SimulatedFabric(random.Random(1))
         _, server = await _connected(fabric)
         fabric.hold("tm-0", "tm-1", lost=True)
-        _loop().kill("tm-0")
+        virtual_loop().kill("tm-0")
         fabric.kill("tm-0")
         await asyncio.sleep(20)
         assert server.closed == []
@@ -126,11 +121,11 @@ def test_the_next_incarnation_does_not_get_the_messages_of_the_dead() -> None:
         old: list[str] = []
         new: list[str] = []
         first = await spawn("b-1", _serving("b", switchboard, old), name="first")
-        lost = _loop().create_task(
+        lost = virtual_loop().create_task(
             asking.ask("b", first.address, "taskexecutor", CancelTask("1", ""), timeout_s=5)
         )
         await asyncio.sleep(0.001)
-        _loop().kill("b-1")
+        virtual_loop().kill("b-1")
         switchboard.detach(first.address)
         second = await spawn("b-2", _serving("b", switchboard, new), name="second")
         for number in ("2", "3"):
@@ -153,19 +148,19 @@ def test_messages_on_a_link_that_passes_nothing_wait_for_its_end(lost: bool, arr
         seen: list[str] = []
         there = await spawn("b", _serving("b", switchboard, seen), name="b")
         asks = [
-            _loop().create_task(
+            virtual_loop().create_task(
                 asking.ask("b", there.address, "taskexecutor", CancelTask(str(n), ""), timeout_s=50)
             )
             for n in range(3)
         ]
         await asyncio.sleep(20)
-        began = _loop().time() - 20
+        began = virtual_loop().time() - 20
         assert seen == []
         passing = True
         switchboard.release(lost=[("a", "b")] if lost else ())
         switchboard.release()  # another fault ends at the same time
         await asyncio.gather(*asks)
         assert seen == ["0", "1", "2"]
-        assert _loop().time() - began == pytest.approx(arrived_s, abs=0.01)
+        assert virtual_loop().time() - began == pytest.approx(arrived_s, abs=0.01)
 
     run_virtual(main())

@@ -20,11 +20,17 @@ from testbed_runtime.workload.sortedfile import BLOCK_ROWS, REMOVED, Rows, encod
 ROWS_IN_BUFFER = 100
 
 
-class Files(MemoryStateFiles):
+class NotUploaded:
     """Files that are not uploaded, so that none is pinned."""
 
     def pin(self, checkpoint: int, names: tuple[str, ...]) -> None:
         del checkpoint, names
+
+
+class Files(NotUploaded, MemoryStateFiles): ...
+
+
+class Disk(NotUploaded, FolderStateFiles): ...
 
 
 def context(subtask: int = 0, parallelism: int = 1) -> SubtaskContext:
@@ -234,11 +240,6 @@ def test_the_state_files_of_a_taskmanager_have_a_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0, 20, -20, -1])
 def test_a_damaged_file_is_reported(at: int, tmp_path: object) -> None:
     """Header, block, index and checksum, on a real disk."""
-
-    class Disk(FolderStateFiles):
-        def pin(self, checkpoint: int, names: tuple[str, ...]) -> None:
-            del checkpoint, names
-
     disk = Disk(str(tmp_path))
     state = FileState(context(), disk, memory(), name="a")
     fill(state, range(1), 300)

@@ -173,7 +173,7 @@ class Timeline:
 
     def _schedule(self, action: Action, rank: int | None = None) -> None:
         self._planned.append((action.at, _RANK[action.kind] if rank is None else rank, action))
-        self._planned.sort(key=_order)
+        self._planned.sort(key=lambda planned: planned[:2])
 
     def _apply(self, action: Action, now: float) -> bool:
         if action.kind == ENTER:
@@ -189,7 +189,3 @@ class Timeline:
         elif action.kind == RENEW:
             return action.name in self._active
         return True
-
-
-def _order(planned: tuple[float, int, Action]) -> tuple[float, int]:
-    return planned[0], planned[1]

@@ -289,16 +289,12 @@ def _reading(through: _Series, beside: _Series) -> PathReading:
     )
 
 
-def _widen(opened: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # without NET_ADMIN the system's limit applies
-        opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
-
-
 def _bound(host: str, port: int) -> socket.socket:
     opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         opened.setblocking(False)
-        _widen(opened)
+        with contextlib.suppress(OSError):  # without NET_ADMIN the system's limit applies
+            opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
         opened.bind((host, port))
     except BaseException:
         opened.close()

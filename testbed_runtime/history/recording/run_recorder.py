@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.files import TEMPORARY, sync
 from testbed_runtime.history.journal import NAME
@@ -33,7 +34,6 @@ MAX_LISTED = 20_000
 MAX_OPEN_TRIALS = 16
 """Recorders that hold files open; one more closes the oldest, which is opened again by its next request."""
 CHUNK_BYTES = 256 * 1024
-HISTORY = "history"
 _PART = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+=-]{0,149}$")
 
 
@@ -56,7 +56,7 @@ class RunRecorder:
     def __init__(self, folder: Path, *, token: str) -> None:
         """Raises HeadgateError when the folder cannot be created."""
         try:
-            (folder / HISTORY).mkdir(parents=True, exist_ok=True)
+            (folder / HISTORY_FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise HeadgateError(f"the run cannot be recorded in {folder}: {error.strerror}") from error
         self.folder = folder
@@ -99,7 +99,9 @@ class RunRecorder:
         trial = request.match_info["trial"]
         if not NAME.match(trial):
             raise UserError("trial", f"{trial!r} is not the name of a trial", "write letters, digits, . _ -")
-        recorder = self._trials.pop(trial, None) or Recorder(self.folder / HISTORY / trial, token=self._token)
+        recorder = self._trials.pop(trial, None) or Recorder(
+            self.folder / HISTORY_FOLDER / trial, token=self._token
+        )
         self._trials[trial] = recorder  # the newest is the last
         if len(self._trials) > MAX_OPEN_TRIALS:
             await self._trials.pop(next(iter(self._trials))).close()
@@ -140,7 +142,7 @@ class RunRecorder:
 
     def _writable(self, request: web.Request) -> Path:
         path = checked_path(request.match_info["path"])
-        if path.split("/", 1)[0] == HISTORY:
+        if path.split("/", 1)[0] == HISTORY_FOLDER:
             raise UserError("path", f"{path!r} belongs to the recorder", "write outside history/")
         return self.folder / path
 
