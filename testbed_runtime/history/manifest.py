@@ -93,7 +93,7 @@ class _Scenario(Struct):
 
 
 class _Run(Struct):
-    """What the readers of a manifest rely on. It may hold more."""
+    """The fields of a manifest that its readers need. It may have more."""
 
     expectations: dict[str, list[dict[str, Any]]]
     trials: list[_Trial] = []

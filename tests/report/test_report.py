@@ -431,7 +431,7 @@ def test_a_trial_that_was_not_drained_says_why(entry: dict[str, str], said: str)
 
 
 def test_a_trial_that_was_not_drained_is_said_once():
-    """By the first expectation that it leaves undecided, unless the reason of the trial says more."""
+    """The first expectation that it leaves undecided names it, unless the reason of the trial says more."""
     items = [
         {"verdict": "Inconclusive", "trial": "t", "text": "delivery.lost equals 0", "reason": m.NOT_DRAINED}
     ]
