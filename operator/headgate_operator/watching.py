@@ -73,8 +73,9 @@ async def watch(handlers: Any, settings: Settings) -> None:
     try:
         ended, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        # the watches first: the end of the roots closes the connections
+        await _stop([task for task in asyncio.all_tasks() if _is_of_kopf(task) and task not in roots])
         await _stop(roots)
-        await _stop([task for task in asyncio.all_tasks() if _is_of_kopf(task)])
         own.execution.executor.shutdown(wait=False)  # kopf does not stop its threads
     for task in ended:
         task.result()
