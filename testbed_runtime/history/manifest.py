@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -52,13 +52,13 @@ def _runs_in(folder: Path) -> str:
     return f"name a run in it, such as {inside[-1]}" if inside else "name a folder under headgate-runs/"
 
 
-class _Phase(Struct):
+class _Phase(Struct, frozen=True):
     name: str
     start_ns: int
     end_ns: int
 
 
-class _Fault(Struct):
+class _Fault(Struct, frozen=True):
     name: str
     kind: str
     at_s: float = 0.0
@@ -66,38 +66,38 @@ class _Fault(Struct):
     params: dict[str, Any] = {}
 
 
-class _Vertex(Struct):
+class _Vertex(Struct, frozen=True):
     name: str
     parallelism: Annotated[int, Meta(ge=1, le=UPPER_BOUND_MAX_PARALLELISM)] = 1
 
 
-class _Job(Struct):
+class _Job(Struct, frozen=True):
     vertices: list[_Vertex] = []
     edges: list[dict[str, Any]] = []
 
 
-class _Trial(Struct):
+class _Trial(Struct, frozen=True):
     trial: str
     variant: str
     configuration: dict[str, Any]
     job: _Job
     faults: list[_Fault]
     phases: list[_Phase]
-    role: str = "fault"
-    number: int = 1
-    seed: int = 0
+    role: Literal["control", "fault"]
+    number: int
+    seed: int
 
 
-class _Scenario(Struct):
+class _Scenario(Struct, frozen=True):
     metadata: dict[str, Any] = {}
 
 
-class _Run(Struct):
+class _Run(Struct, frozen=True):
     """The fields of a manifest that its readers need. It may have more."""
 
+    run: str
     expectations: dict[str, list[dict[str, Any]]]
     trials: list[_Trial] = []
-    run: str = ""
     scenario: _Scenario | None = None
     machine: dict[str, Any] = {}
     looks: list[int] = []

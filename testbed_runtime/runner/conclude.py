@@ -33,7 +33,7 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.manifest import write_json
 
 _ROW = msgspec.defstruct(
-    "_ROW", [(n, float | None if kind == "double" else str) for n, kind in METRIC_FIELDS]
+    "_ROW", [(n, float | None if kind == "double" else str) for n, kind in METRIC_FIELDS], frozen=True
 )
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 

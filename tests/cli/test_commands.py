@@ -366,7 +366,7 @@ def test_a_command_names_the_option_of_what_it_cannot_write_before_it_works(head
 def test_a_run_that_this_account_cannot_change_is_named_before_spark_starts(headgate, tmp_path, command):
     """With what to do, instead of the name of a temporary file."""
     with tempfile.TemporaryDirectory() as folder:
-        manifest = {"schema": MANIFEST_SCHEMA, "trials": [], "expectations": {}}
+        manifest = {"schema": MANIFEST_SCHEMA, "run": "r", "trials": [], "expectations": {}}
         (Path(folder) / MANIFEST).write_text(json.dumps(manifest))
         Path(folder).chmod(0o555)
         with unprivileged():

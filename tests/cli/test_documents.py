@@ -430,7 +430,7 @@ def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
         "template.yaml": "kind: FlinkDeployment\nspec: {{ .Values.spec }}\n",
         "other/config.yaml": "listen: 8080\n",
         "rest/config.yaml": "rest: {ports: 8080}\nclient: {timeout: 30}\n",
-        "run/manifest.json": json.dumps({"schema": MANIFEST_SCHEMA, "expectations": {}}),
+        "run/manifest.json": json.dumps({"schema": MANIFEST_SCHEMA, "run": "r", "expectations": {}}),
         "run/scenario.yaml": "kind: Scenario\n",
         "web/manifest.json": "{}",
         "web/flink-conf.yaml": "heartbeat.timeout: 5 s\nheartbeat.intervall: 1 s\n",
