@@ -268,7 +268,7 @@ async def run(settings: Settings) -> None:
 
 @contextlib.asynccontextmanager
 async def _webhook(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
-    """Serve the webhook during the block, if it has a certificate. It starts before kopf, which treats later tasks as its own."""
+    """Serve the webhook during the block, if it has a certificate."""
     if not settings.webhook_folder:
         yield
         return
@@ -357,7 +357,6 @@ async def _term(operator: Operator, leader: Leader, watch: Callable[[], Awaitabl
                 group.create_task(operator.resync(), name="resync"),
                 group.create_task(operator.wait_admitted(), name="namespaces"),
             ]
-            await asyncio.sleep(0)  # start these tasks before kopf records which tasks are not its own
             try:
                 await watch()
             except Exception as error:  # kopf raises its own errors and those of aiohttp

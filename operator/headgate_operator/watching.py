@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import kopf
@@ -21,6 +20,8 @@ from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 CONNECT_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 """Limit for kopf's tasks to end after they were cancelled."""
+WATCHER = "watcher for "
+"""The name of kopf's task of a watch begins with it."""
 BATCH_WINDOW_S = 0.02
 """kopf passes on only the last of several events of one object within this time. The queue needs no more."""
 
@@ -44,6 +45,7 @@ def kopf_settings() -> Any:
     """Turn off kopf's Events and peering, and let the API server filter what is watched."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.process.ultimate_exiting_timeout = None  # it would kill this process after a term that ended
     settings.scanning.disabled = True
     settings.peering.standalone = True
     settings.watching.server_timeout = WATCH_SERVER_LIMIT_S
@@ -60,8 +62,8 @@ def kopf_settings() -> Any:
 async def watch(handlers: Any, settings: Settings) -> None:
     """Watch until SIGTERM or until cancelled. Raises what kopf could not retry; it may be called again.
 
-    `kopf.operator` would not raise before all of its tasks have ended. A watch whose request fails meanwhile never ends: it waits for new
-    credentials, which no task provides any more."""
+    `kopf.operator` is not used: it waits for all of its tasks before it raises the error of one. A watch whose request fails in that time
+    waits forever for new credentials, because the task that provides them has ended."""
     own = kopf_settings()
     roots = await kopf.spawn_tasks(
         registry=handlers,
@@ -74,7 +76,7 @@ async def watch(handlers: Any, settings: Settings) -> None:
         ended, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
     finally:
         # the watches first: the end of the roots closes the connections
-        await _stop([task for task in asyncio.all_tasks() if _is_of_kopf(task) and task not in roots])
+        await _stop([task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)])
         await _stop(roots)
         own.execution.executor.shutdown(wait=False)  # kopf does not stop its threads
     for task in ended:
@@ -90,8 +92,3 @@ async def _stop(tasks: Collection[asyncio.Task[Any]]) -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()  # otherwise asyncio would report it as never retrieved
-
-
-def _is_of_kopf(task: asyncio.Task[Any]) -> bool:
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and Path(code.co_filename).is_relative_to(Path(kopf.__file__).parent)

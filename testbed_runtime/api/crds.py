@@ -188,7 +188,8 @@ def _has_default(declared: Schema) -> bool:
 
 
 def _with_default(text: str, declared: Schema) -> str:
-    """Return a description with the default, which `kubectl explain` does not show. That of a part is the defaults of its fields."""
+    """Return a description with the default, which `kubectl explain` does not show. A nested
+    object has no default of its own: its fields have theirs."""
     if not _has_default(declared) or isinstance(declared["default"], dict):
         return text
     shown = json.dumps(declared["default"]).strip('"')

@@ -71,7 +71,7 @@ def read_documents(text: str, *, name: str = "") -> list[Document]:
 def _objects(value: Any, node: yaml.Node) -> list[tuple[Any, yaml.Node | None]]:
     """Return the objects of a `List`, as `kubectl get -o yaml` prints several, or else the document itself."""
     items = value.get("items") if isinstance(value, dict) and value.get("kind") == "List" else None
-    if not isinstance(items, list):
+    if not isinstance(items, list) or not items:
         return [(value, node)]
     listed = _child(node, "items")
     return [(item, _child(listed, str(at))) for at, item in enumerate(items)]

@@ -17,7 +17,7 @@ from testbed_runtime.checking.lasting import PAUSE, with_slack
 from testbed_runtime.checking.rounds import LOST, cut_off, responsible
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
-from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
@@ -211,17 +211,22 @@ def lost_in(
 ) -> frozenset[str]:
     """Return the TaskManagers that an outage lacks: they were killed and not replaced before it, or were paused in it."""
     begun = [e for e in effects if e.injected_ns is not None and e.begun_ns <= end_ns]
-    killed = {target for e in begun if e.kind in LOSSES for target in targets_of(e)}
     replaced = [w for w in waits if w.kind == "replacement" and w.outcome is Outcome.FIRED]
-    up = {w.what: w.end_ns for w in sorted(replaced, key=lambda w: w.end_ns)}
-    killed -= {name for name, up_ns in up.items() if up_ns <= start_ns}
+    up = [(taskmanager_of(w), w.end_ns) for w in replaced if w.end_ns <= start_ns]
+    killed = {
+        target
+        for e in begun
+        if e.kind in LOSSES
+        for target in targets_of(e)
+        if not any(name == target and e.begun_ns < up_ns for name, up_ns in up)
+    }
     paused = [e for e in begun if e.kind == PAUSE and (e.ended_ns or end_ns) > start_ns]
     return frozenset(killed.union(*map(targets_of, paused)))
 
 
 def missing_taskmanagers(entry: Entry, lost: int) -> int:
-    """Return how many TaskManagers have to come before the job has its slots again, if so many are lost, at least one. 0 if it is not known how
-    many slots there are."""
+    """Return how many TaskManagers have to come before the job has its slots again, if `lost` of them are gone. At least one is. 0 if it is
+    not known how many slots there are."""
     groups = [(v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)]
     needed = sum(slots_of_groups(groups).values())
     managers = (entry.get("job") or {}).get("taskManagers") or {}
@@ -236,8 +241,9 @@ def awaited_by(
     `lost`, and those that registered once more."""
     came: dict[str, int] = {}
     for wait in waits:
-        if start_ns < wait.end_ns <= end_ns and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
-            name = taskmanager_of(wait)
+        name = taskmanager_of(wait)
+        came_now = start_ns < wait.end_ns <= end_ns and is_task_manager(name)
+        if came_now and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
             came[name] = max(came.get(name, 0), wait.end_ns)
     missing = missing_taskmanagers(entry, len(lost | came.keys()))
     return frozenset(sorted(came, key=lambda name: (came[name], name))[:missing])

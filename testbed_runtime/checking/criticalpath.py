@@ -195,8 +195,10 @@ class _Walk:
             current = before
 
     def _join(self, at: int, wait: Wait, kinds: Collection[str]) -> None:
-        """Note that a wait needed others of these kinds. No TaskManager that comes is needed before slots are requested."""
-        self._joins.append((at, frozenset(kinds) - _OF_SLOTS if wait.kind in _BEFORE_SLOTS else kinds))
+        """Note that a wait needed others of these kinds. No TaskManager that comes or returns from a pause is needed before slots are
+        requested."""
+        early = wait.kind in _BEFORE_SLOTS
+        self._joins.append((at, frozenset(kinds) - _OF_SLOTS - {"stalled"} if early else kinds))
 
     def _take(self, wait: Wait) -> None:
         """Add to the path the wait from its start to the current point, with the waits that delayed it in between."""

@@ -126,7 +126,7 @@ async def _operator(api: Api) -> Finding:
         others = ", ".join(f"{_full(d)} watches only {', '.join(watched_namespaces(d))}" for d in ready)
         return Finding("operator", BAD, others, f"add {api.namespace} to watchNamespaces of the Helm release")
     if len(serving) > 1:
-        fix = "they act on the same objects: uninstall all but one, or give each other watchNamespaces"
+        fix = "they act on the same objects: uninstall all but one, or install each with different watchNamespaces"
         return Finding("operator", BAD, f"several: {', '.join(map(_full, serving))}", fix)
     return await _acting(api, serving[0])
 

@@ -164,10 +164,8 @@ def _request(
     try:
         with naming(folder):
             yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)
-    except (
-        Interrupted,
-        KeyboardInterrupt,
-    ) as error:  # a simulation has nothing to clean up, so it ends with the second
+    # a simulation has nothing to clean up, so it ends with a KeyboardInterrupt
+    except (Interrupted, KeyboardInterrupt) as error:
         raise Interrupted("; ".join(filter(None, [str(error), still_possible(folder)]))) from None
     finally:
         # a run that was refused before it started leaves no empty folder

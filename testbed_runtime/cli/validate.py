@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from testbed_runtime.faults.registry import Capabilities
 
 SUFFIXES = (".yaml", ".yml")
-_OWN = re.compile(rf"""apiVersion["']?: *["']?{re.escape(GROUP)}/""")
+_OWN = re.compile(rf"""apiVersion["']?: *["']?{re.escape(GROUP)}\b""")
 MAX_FILES = 1_000
 """Maximum files of one command, which limits the damage of a wrong folder."""
 Documents = Annotated[
@@ -81,8 +81,8 @@ def validate(
     """Check scenarios, studies and Flink configurations without running them, and report every problem at once.
 
     In a Flink configuration (flink-conf.yaml, config.yaml, a FlinkDeployment or a ConfigMap), it finds misspelt options, values that
-    Flink cannot read, and options that contradict each other. A file may have several documents, as for `kubectl apply`; objects of
-    other kinds are left out.
+    Flink cannot read, and options that contradict each other. A file may have several documents, or a `List`. Objects that are
+    not Headgate's are ignored.
 
     Exit code 0: every document is valid; 2: at least one is not."""
     if flink_version is not None:

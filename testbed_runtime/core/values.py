@@ -174,7 +174,7 @@ def parse_memory(text: str) -> int:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return the digits at the begin of a text, and the unit in lower case."""
+    """Return the digits at the beginning of a text, and the unit in lower case."""
     found = _NUMBER_AND_UNIT.fullmatch(text.strip(_BLANK))
     return (found[1], found[2].strip(_BLANK).lower()) if found else ("", "")
 

@@ -73,7 +73,7 @@ OUTPUT_BARRIERS_TIME_OUT = Change(
 )
 CHANNEL_LIMIT_IGNORED = Change(
     "1.16",
-    "a subpartition that has `max-buffers-per-channel` still gets free buffers, so that a record that has begun is finished; before, its "
+    "a subpartition that already has `max-buffers-per-channel` buffers still gets free buffers, so that a record that has begun is finished; before, its "
     "task waits for one of them (FLINK-27522)",
 )
 NO_EXCLUSIVE_BUFFERS = Change(

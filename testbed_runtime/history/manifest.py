@@ -108,10 +108,11 @@ def _damage(data: Mapping[str, Any]) -> str:
     try:
         found = msgspec.convert(data, _Run)
     except msgspec.ValidationError as error:
-        return f"is damaged: {error}"
+        problem, _, place = str(error).partition(" - at `$.")
+        return f"{place.rstrip('`')}: {problem}" if place else problem
     for number, trial in enumerate(found.trials):
         if trial.variant not in found.expectations:
-            return f"is damaged: expectations has no list for {trial.variant!r:.60}, the variant of trials[{number}]"
+            return f"expectations has no list for {trial.variant!r:.60}, the variant of trials[{number}]"
     return ""
 
 

@@ -214,8 +214,8 @@ class JobMaster:
         if not longest or busy_s < BUSY_S:
             return longest
         each = options.duration(SERVICE_TIME)
-        text = f", each for {SERVICE_TIME} = {options.shown(SERVICE_TIME)}" if each else ""
-        return f"{longest}. It has been busy with messages for {busy_s:.1f} s without a break{text}"
+        text = f"; each takes {SERVICE_TIME} = {options.shown(SERVICE_TIME)}" if each else ""
+        return f"{longest}. It has handled messages for {busy_s:.1f} s without a break{text}"
 
     def _counters(self) -> dict[str, float]:
         """Sum up the TaskManagers' heartbeat payloads, and add the JobMaster's own counters."""

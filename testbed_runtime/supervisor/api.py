@@ -1,4 +1,4 @@
-"""The supervisor's HTTP API: processes and the routes of faults. Everything except the probes needs the token.
+"""The supervisor's HTTP API: processes and the fault API (`faults.http`). Everything except the probes needs the token.
 
 GET /healthz · GET /readyz (503 and the reason) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/stop
 """

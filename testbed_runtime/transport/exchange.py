@@ -350,6 +350,7 @@ async def fetch(
         silence = asyncio.get_running_loop().call_later(
             SILENCE_S, lambda: None if report.buffers or report.events else waiting()
         )
+        meter.on_frame = silence.cancel  # a refusal is an answer too
         try:
             await fetcher.run()
         finally:

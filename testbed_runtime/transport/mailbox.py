@@ -179,7 +179,8 @@ class Mailbox:
         loop = asyncio.get_running_loop()
         while True:
             while self._queue:
-                self._busy_since = self._busy_since or loop.time()
+                if self._busy_since is None:
+                    self._busy_since = loop.time()
                 self._current = self._queue.popleft()
                 await self._handle(self._current)
                 self._current = None

@@ -371,9 +371,7 @@ def against(spec: TuningStudySpec, line: Line, reference: Line) -> list[str]:
     for index, objective in enumerate(spec.objectives):
         own, other = line.objectives[index], reference.objectives[index]
         name = name_of(objective)
-        both = (
-            f"{own.text} instead of {other.text}" if own.text != other.text else f"no difference ({own.text})"
-        )
+        both = f"{own.text} instead of {other.text}" if own.text != other.text else f"{own.text} in both"
         if objective.metric in detector.METRICS or own.number is None or other.number is None:
             found.append(f"{name}: {both}")
             continue

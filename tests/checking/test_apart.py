@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.apart import Hit, awaited_by, hits_of, until_each_has_recovered
+from testbed_runtime.checking.apart import Hit, awaited_by, hits_of, lost_in, until_each_has_recovered
 from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.core.judgement.recovery import Round, Segment
@@ -162,8 +162,30 @@ def test_a_job_waits_for_the_first_taskmanagers_that_complete_its_slots(
     waits += [
         waited("registration", 1, 2, what=JOBMASTER_NAME, who="tm-9-1"),
         waited("start", -2, -1, what="tm-8-1"),
+        waited("start", 1, 2, what="jobmanager-2"),
     ]
     assert awaited_by(entry, gone, waits, 0, 10 * NS) == expected
+
+
+@pytest.mark.parametrize(
+    ("killed", "what", "expected"),
+    [
+        ({"tm-1": (1,), "tm-2": (20,)}, "tm-1", {"tm-2"}),
+        ({"tm-1": (1,), "tm-2": (20,)}, "tm-1-2", {"tm-2"}),  # a pod that was deleted: named by its next process
+        ({"tm-1": (1, 20)}, "tm-1", {"tm-1"}),  # killed again after its replacement
+    ],
+)  # fmt: skip
+def test_a_taskmanager_that_was_replaced_before_an_outage_is_not_lost_in_it(
+    killed: dict[str, tuple[float, ...]], what: str, expected: set[str]
+):
+    """It was replaced after 5 s. The outage is from 20 to 30 s."""
+    kills = [
+        effect("process.kill", (at, at), fault=f"{name} {at}", targets=f'["{name}"]')
+        for name, times in killed.items()
+        for at in times
+    ]
+    replaced = waited("replacement", 1, 5, what=what, outcome=Outcome.FIRED)
+    assert lost_in(kills, [replaced], 20 * NS, 30 * NS) == expected
 
 
 def test_each_replacement_leaves_the_steps_of_a_restart():

@@ -218,6 +218,22 @@ def test_validate_checks_the_objects_of_a_list(headgate, tmp_path):
     assert f"error: line {line}: spec.sed: is an unknown field" in said.stdout
 
 
+def test_validate_refuses_a_list_without_objects(headgate, tmp_path):
+    """`kubectl get -o yaml` prints it if there are none."""
+    path = tmp_path / "list.yaml"
+    path.write_text("apiVersion: v1\nkind: List\nitems: []\n")
+    said = headgate("validate", path)
+    assert said.returncode == exits.ERROR
+    assert f"{path}: invalid" in said.stdout
+
+
+@pytest.mark.parametrize("version", ["headgate.dev", "headgate.dev.v1alpha1"])
+def test_validate_checks_a_file_of_a_folder_whose_version_is_wrong(headgate, tmp_path, version):
+    """It names the right one."""
+    (tmp_path / "run.yaml").write_text(PAUSED.replace("headgate.dev/v1alpha1", version))
+    assert "write headgate.dev/v1alpha1" in headgate("validate", tmp_path).stdout
+
+
 def test_validate_skips_folders_that_cannot_be_listed(headgate, tmp_path, monkeypatch):
     """Here because their path is too long for the kernel; others vanish meanwhile, as those of /proc do."""
     (tmp_path / "scenario.yaml").write_text("kind: Nothing\n")

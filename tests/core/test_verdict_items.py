@@ -288,3 +288,15 @@ def test_a_pass_names_the_trials_in_which_something_was_not_judged():
     other = TrialFacts(trial="main-2", faults=("gc",))
     summary = judged(rows, trials=(TRIAL, other)).summary
     assert "Not judged: delivery.lost in main-1 (a function of the scenario" in summary
+
+
+def test_metrics_that_were_not_judged_in_different_trials_are_named_apart():
+    """The reason is the same."""
+    unknown = {"value": None, "reason": m.FILTERED}
+    rows = [
+        *(r for r in good_rows(delivery_lost=unknown)),
+        *({**r, "trial": "main-2"} for r in good_rows(delivery_duplicated=unknown) if r["trial"] == "main-1"),
+    ]
+    summary = judged(rows, trials=(TRIAL, TrialFacts(trial="main-2", faults=("gc",)))).summary
+    assert "Not judged: delivery.lost in main-1 (a function" in summary
+    assert "; delivery.duplicated in main-2 (a function" in summary

@@ -570,4 +570,4 @@ async def test_a_busy_jobmaster_says_what_keeps_it_busy():
         await asyncio.sleep(60)
         waits_for = (await cluster.status()).waits_for
         assert waits_for.startswith("a slot for each task: 4 slots (for ")
-        assert "s without a break, each for headgate.jobmanager.service-time = 300 ms" in waits_for
+        assert "s without a break; each takes headgate.jobmanager.service-time = 300 ms" in waits_for

@@ -1,8 +1,12 @@
-"""The watches of kopf at an API server over HTTP that refuses one namespace while another cannot be reached."""
+"""The watches of kopf at an API server over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import kopf
@@ -17,9 +21,12 @@ from testbed_runtime.http import serve
 
 CORE = {"pods": "Pod", "configmaps": "ConfigMap", "namespaces": "Namespace", "events": "Event"}
 OWN = {declared.plural: kind for kind, declared in CUSTOM_RESOURCES.items()}
+KINDS = {**OWN, **CORE}
 DEFINITIONS = {"customresourcedefinitions": "CustomResourceDefinition"}
 GROUPS = {naming.GROUP: naming.VERSION, "apiextensions.k8s.io": "v1"}
 LIMIT_S = 60.0
+EVERY_S = 0.1
+"""Time between two objects of a watch."""
 
 
 def resources(names: dict[str, str]) -> web.Response:
@@ -29,7 +36,8 @@ def resources(names: dict[str, str]) -> web.Response:
 
 
 class Server:
-    """Watches stay open until `fails` is set. Then it refuses the namespace `gone`, and drops every other connection."""
+    """Watches stay open, and deliver an object now and then, until `fails` is set. Then it refuses the namespace `gone`, and drops every
+    other connection."""
 
     def __init__(self) -> None:
         self.open: set[str] = set()
@@ -65,8 +73,51 @@ class Server:
         self.open.add(request.path)
         if len(self.open) == 2 * (len(OWN) + 2):
             self.all_open.set()
-        await self.fails.wait()
+        for number in itertools.count():
+            with contextlib.suppress(ConnectionError):
+                await response.write(added(request.path, number))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.fails.wait(), EVERY_S)
+                break
         return response
+
+
+def added(path: str, number: int) -> bytes:
+    *_, namespace, plural = path.split("/")
+    metadata = {
+        "name": f"o{number}",
+        "namespace": namespace,
+        "uid": f"{path}{number}",
+        "resourceVersion": "2",
+    }
+    found = {"kind": KINDS[plural], "apiVersion": "v1", "metadata": metadata}
+    return json.dumps({"type": "ADDED", "object": found}).encode() + b"\n"
+
+
+@contextlib.asynccontextmanager
+async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Server, asyncio.Task[None]]]:
+    """Yield a server and the watches of two namespaces there, when all of them are open."""
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # kopf's callbacks raise errors
+    server = Server()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", server.answer)
+    served, (_, port) = await serve(application, ("127.0.0.1", 0))
+    there = kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")
+
+    async def login(**_: object) -> kopf.ConnectionInfo:
+        return there
+
+    monkeypatch.setattr(kopf, "login_via_client", login)
+    handlers = watching.registry((*CUSTOM_RESOURCES, "Pod", "ConfigMap"), lambda *_: None)
+    watch = asyncio.create_task(watching.watch(handlers, Settings(namespaces=("here", "gone"))))
+    try:
+        await asyncio.wait_for(server.all_open.wait(), LIMIT_S)
+        yield server, watch
+    finally:
+        server.fails.set()
+        watch.cancel()
+        await asyncio.wait({watch}, timeout=LIMIT_S / 6)
+        await served.cleanup()
 
 
 def test_a_watch_that_is_refused_ends_all_watches_although_others_find_no_server(
@@ -81,24 +132,27 @@ def test_a_watch_that_is_refused_ends_all_watches_although_others_find_no_server
         return found
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # kopf's callbacks raise errors
-        server = Server()
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", server.answer)
-        served, (_, port) = await serve(application, ("127.0.0.1", 0))
-        there = kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")
         monkeypatch.setattr(watching, "kopf_settings", impatient)
-        monkeypatch.setattr(kopf, "login_via_client", lambda **_: there)
-        handlers = watching.registry((*CUSTOM_RESOURCES, "Pod", "ConfigMap"), lambda *_: None)
-        watch = asyncio.create_task(watching.watch(handlers, Settings(namespaces=("here", "gone"))))
-        try:
-            await asyncio.wait_for(server.all_open.wait(), LIMIT_S)
+        async with watched(monkeypatch) as (server, watch):
             server.fails.set()
             with pytest.raises(Exception, match="no rights"):
                 await asyncio.wait_for(asyncio.shield(watch), LIMIT_S / 2)
-        finally:
-            watch.cancel()
-            await asyncio.wait({watch}, timeout=LIMIT_S / 6)
-            await served.cleanup()
 
     asyncio.run(main())
+
+
+def test_watches_that_deliver_objects_end_before_any_limit_and_leave_no_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A term ends while objects arrive. The next one begins in the same process, which kopf would otherwise kill 10 minutes later."""
+
+    async def main() -> None:
+        async with watched(monkeypatch) as (_, watch):
+            monkeypatch.setattr(watching, "STOP_LIMIT_S", LIMIT_S)
+            watch.cancel()
+            await asyncio.wait({watch}, timeout=LIMIT_S / 2)
+            assert watch.done()
+            assert not [t for t in asyncio.all_tasks() if "kopf" in str(getattr(t.get_coro(), "cr_code", ""))]
+
+    asyncio.run(main())
+    assert watching.kopf_settings().process.ultimate_exiting_timeout is None

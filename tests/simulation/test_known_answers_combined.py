@@ -200,3 +200,24 @@ def test_a_shorter_delay_saves_what_its_slack_says_and_no_more(
     assert short.downtime_s is not None
     assert long.downtime_s - short.downtime_s == pytest.approx(saved_s, abs=TOLERANCE_S)
     assert short.prices[0].text == following
+
+
+def test_a_shorter_detection_saves_until_slots_are_requested_although_a_spare_taskmanager_is_paused(
+    tmp_path: Path,
+):
+    """The spare one goes on 4.5 s after the faults, before the restart delay of 2 s has ended, and no step before needs it."""
+    spare = fault("spare", "4500 ms", {"taskManagers": {"names": ["tm-4"]}}, **GC)
+    found = {}
+    for timeout in ("5 s", "3 s"):
+        options = {**QUICK, "heartbeat.timeout": timeout, "restart-strategy.fixed-delay.delay": "2 s"}
+        case = Case(
+            "spare", [fault("gc", "15 s", SINK, **GC), spare], "", 0.0,
+            options=options, managers={"replicas": 5}, observation="40 s",
+        )  # fmt: skip
+        (tmp_path / timeout).mkdir()
+        found[timeout] = answer(case, tmp_path / timeout)[0].recoveries[0]
+    (detection,) = (s for r in found["5 s"].rounds for s in r.segments if s.option == "heartbeat.timeout")
+    assert detection.slack_ns / 1e9 == pytest.approx(2.4, abs=TOLERANCE_S)
+    assert found["5 s"].downtime_s is not None
+    assert found["3 s"].downtime_s is not None
+    assert found["5 s"].downtime_s - found["3 s"].downtime_s == pytest.approx(2.0, abs=TOLERANCE_S)

@@ -43,7 +43,13 @@ JOBMANAGER_GC = fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})
 TM_0 = {"taskManagers": {"names": ["tm-0"]}}
 CUT = fault("cut", "25 s", TM_0, at="deploy", network={"partition": {}})
 RPC_CUT = fault("cut", "6 s", TM_0, plane="rpc", network={"partition": {}})
-FAR = {"network": {"latency": {"delay": "3 s", "mode": "one-way"}}}
+
+
+def far(mode: str, delay: str, direction: str) -> Any:
+    latency = {"latency": {"delay": delay, "mode": mode}}
+    return fault("far", "20 s", TM_0, plane="rpc", network=latency, direction=direction)
+
+
 PATIENT = {"heartbeat.interval": "1 s"}
 UNTOLERANT = {"execution.checkpointing.tolerable-failed-checkpoints": "0"}
 
@@ -87,7 +93,10 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         # neither hears the other. What the TaskManager lost first, its answer 0.9 s after the beginning, is sent again 6.7 s later
         (case("cut", RPC_CUT), HEARTBEAT, "5 s", 8.7),
         # the next request comes 0.9 s after the beginning, and it and its answer take 3 s each
-        (case("far", fault("far", "20 s", TM_0, plane="rpc", **FAR)), HEARTBEAT, "5 s", 7.0),
+        (case("far", far("one-way", "3 s", "both")), HEARTBEAT, "5 s", 7.0),
+        (case("far-there-and-back", far("round-trip", "6 s", "both")), HEARTBEAT, "5 s", 7.0),
+        (case("far-there", far("one-way", "6 s", "to")), HEARTBEAT, "5 s", 7.0),
+        (case("far-back", far("one-way", "6 s", "from")), HEARTBEAT, "5 s", 7.0),
         # each attempt of a producer registers 6 s late; budgets of 0.1 + 0.2 + … s
         (case("late", LATE, KILLED, version="1.18"), BACKOFF, "1000", 6.0),
         (case("late-2", LATE, KILLED, version="1.12"), BACKOFF, "2000", 6.0),

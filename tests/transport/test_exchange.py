@@ -204,6 +204,26 @@ def test_a_silent_producer_is_reported_once_and_still_waited_for() -> None:
     assert notices == [pytest.approx(SILENCE_S, abs=1)]
 
 
+@pytest.mark.parametrize("version", ["1.12", "1.20", "2.x"])
+def test_a_producer_that_does_not_have_the_partition_is_not_silent(version: str) -> None:
+    """It refuses the requests until the consumer gives up, after more than SILENCE_S."""
+    notices: list[float] = []
+
+    async def main() -> None:
+        loop, fabric = asyncio.get_running_loop(), SimulatedFabric(random.Random(1))
+        options, started = Options({}, flink_version=version), loop.time()
+        task, address = serving(fabric.network("tm-0"), options=options)
+        other = type(P).from_bytes(bytes(20) + P.to_bytes()[20:])
+        request = FetchRequest(other, await address, 0, 2, 8, bytes(12))
+        with pytest.raises(FlinkError, match="PartitionNotFoundException"):
+            await fetch(fabric.network("tm-1"), request, options, waiting=lambda: notices.append(loop.time()))
+        assert loop.time() - started > SILENCE_S
+        task.cancel()
+
+    run_virtual(main())
+    assert notices == []
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"subpartitions": 0}, {"subpartitions": 1000}, {"records": -1}, {"record_bytes": 2**30}, {"seed": -3}],

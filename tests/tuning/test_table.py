@@ -371,8 +371,8 @@ def test_the_answer_compares_the_best_row_with_each_reference():
     answer = score.conclusion(study(), lines)
     assert answer == [
         "best: heartbeat.interval=1 s",
-        "compared with Flink's defaults: recovery.total: 2 instead of 4; failovers.count: no difference (1)",
-        "compared with the scenarios as they are: recovery.total: 2 instead of 3; failovers.count: no difference (1)",
+        "compared with Flink's defaults: recovery.total: 2 instead of 4; failovers.count: 1 in both",
+        "compared with the scenarios as they are: recovery.total: 2 instead of 3; failovers.count: 1 in both",
     ]
     failed = [best, line(3, 4.0, 1.0, reference="Default", verdict="Fail", reason="it failed")]
     assert score.conclusion(study(), failed)[1:] == ["Flink's defaults: Fail: it failed"]

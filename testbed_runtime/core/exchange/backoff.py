@@ -5,10 +5,9 @@ from __future__ import annotations
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.values import MAX_INT, MILLIS, java_int
 
-"""Milliseconds of a second. Flink adds, doubles and compares whole milliseconds in an int, which wraps."""
-
 
 def _millis(seconds: float) -> int:
+    """Return whole milliseconds as Flink adds, doubles and compares them: in an int, which wraps."""
     return java_int(round(seconds * MILLIS))
 
 

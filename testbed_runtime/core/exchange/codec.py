@@ -199,7 +199,7 @@ def _require(condition: bool, text: str) -> None:
 
 
 def _partition(body: bytes) -> ResultPartitionID:
-    """Return the id at the begin of a body. Flink's ids of its producer have no negative numbers."""
+    """Return the id at the beginning of a body. Flink refuses negative numbers in the id of its producer."""
     found = ResultPartitionID.from_bytes(body[:RESULT_PARTITION_ID_BYTES])
     _require(found.producer.subtask >= 0, "subtaskIndex must be greater than or equal to 0")
     _require(found.producer.attempt >= 0, "attemptNumber must be greater than or equal to 0")

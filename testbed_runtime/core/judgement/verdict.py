@@ -165,25 +165,24 @@ class RunVerdict(Struct, frozen=True):
     @property
     def _not_judged(self) -> str:
         """Name what was not judged, in which trials and why, if everything else passed."""
-        skipped: dict[str, list[Judged]] = {}
+        trials: dict[tuple[str, str], dict[str, None]] = {}
         for item in self.judged:
             if item.verdict is Verdict.PASS and item.reason:
-                skipped.setdefault(item.explanation, []).append(item)
-        if not skipped:
+                trials.setdefault((item.explanation, item.metric), {})[item.trial] = None
+        metrics: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for (why, metric), where in trials.items():
+            metrics.setdefault((why, tuple(where)), []).append(metric)
+        if not metrics:
             return ""
-        return f" Not judged: {'; '.join(map(self._left_out, skipped.items()))}."
+        left_out = [
+            f"{', '.join(names)}{self._in_trials(where)} ({why})" for (why, where), names in metrics.items()
+        ]
+        return f" Not judged: {'; '.join(left_out)}."
 
-    def _left_out(self, found: tuple[str, list[Judged]]) -> str:
-        why, items = found
-        names = ", ".join(dict.fromkeys(j.metric for j in items))
-        trials = dict.fromkeys(j.trial for j in items)
-        every = len(trials) == len({j.trial for j in self.judged if j.trial})
-        where = (
-            ""
-            if every
-            else f" in {', '.join(trials) if len(trials) <= NAMED_MAX else f'{len(trials)} trials'}"
-        )
-        return f"{names}{where} ({why})"
+    def _in_trials(self, trials: Sequence[str]) -> str:
+        if len(trials) == len({j.trial for j in self.judged if j.trial}):
+            return ""
+        return f" in {', '.join(trials) if len(trials) <= NAMED_MAX else f'{len(trials)} trials'}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of verdict.json."""
