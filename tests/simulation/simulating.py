@@ -25,6 +25,10 @@ from testbed_runtime.simulation.loop import PROCESS, VirtualLoop
 RUN = "simulated"
 
 
+STANDING: list[float] = []
+"""The times at which the processes that stand still go on."""
+
+
 def virtual_loop() -> VirtualLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
@@ -39,8 +43,12 @@ def stand_still(seconds: float) -> None:
     loop.call_at(until, loop.stop, context=Context())
     loop.pause(process)
     asyncio.tasks._leave_task(loop, task)
-    loop._run_once()
-    loop._stopping = False  # type: ignore[attr-defined]
+    STANDING.append(until)
+    while loop.time() < until:  # another process may stop the loop earlier
+        loop._stopping = False  # type: ignore[attr-defined]
+        loop._run_once()
+    STANDING.remove(until)
+    loop._stopping = any(other <= loop.time() for other in STANDING)  # type: ignore[attr-defined]
     asyncio.tasks._enter_task(loop, task)
     loop.resume(process)
     for _ in range(pending - len(loop._ready)):
