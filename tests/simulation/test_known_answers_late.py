@@ -156,10 +156,8 @@ def test_a_pause_of_a_region_goes_on_after_the_failover_of_another_one(tmp_path:
     assert owned(found) == {owner: pytest.approx(4.1, abs=0.1), REACHABILITY: DETECTION_S}
     (line,) = savings(found)
     assert line.startswith(REACHABILITY)
-    assert line.endswith(f"then the job waits for {owner}")
+    assert line.endswith(f"a lower value saves nothing: the job then waits for {owner}")
     assert found.rounds[-1].segments[-1].kind == "catch-up"
-    saved_ms = float(line.partition("at most ")[2].split()[0])
-    assert saved_ms <= 100 + 10, "the last catch-up: one sample"
 
 
 def test_an_earlier_deployment_saves_nothing_if_its_acknowledgements_would_expire(tmp_path: Path):
