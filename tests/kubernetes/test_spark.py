@@ -84,7 +84,7 @@ def test_a_damaged_history_is_an_error_and_the_end_of_sparks_log_is_in_an_event(
     space.condition("scenariorun/torn", "Complete", RUN_LIMIT_S)
     status = space.get("scenariorun", "torn")["status"]
     assert (status["verdict"], status["reason"]) == ("Error", "RunFailed"), status
-    words = "events.parquet is truncated or damaged"
+    words = "events.parquet: is truncated or damaged"
     assert words in status["text"], status
     space.event("EvaluationFailed", words, EVENT_LIMIT_S)
 
