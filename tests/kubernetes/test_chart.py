@@ -442,7 +442,7 @@ def test_helm_refuses_a_second_cluster_wide_release_by_the_name_of_its_binding()
         ]
         for kind in ("ClusterRole", "ClusterRoleBinding")
     )
-    assert bindings[0] & bindings[1] == {"headgate-operator"}
+    assert bindings[0] & bindings[1] == {"headgate-cluster-wide"}
     assert roles[0] & roles[1] == set()
     [operator] = [
         o for o in of_kind(chart(), "ClusterRole") if o["metadata"]["name"] == "demo-headgate-operator"

@@ -435,9 +435,6 @@ def test_what_the_chart_renders_is_accepted_by_the_api_server(
     chosen = [*([] if whole else values(bare_space.name)), *(p for v in more for p in ("--set", v))]
     rendered = _rendered(cluster, RELEASE, str(CHART), *place, *chosen)
     objects = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] != "Pod"]
-    for one in objects:
-        if one["kind"] == "ClusterRoleBinding":  # that of the release of the other tests is there
-            one["metadata"]["name"] = bare_space.name
     apply = (
         "apply",
         "--server-side",
