@@ -10,6 +10,7 @@ from testbed_runtime.core.job.flowcontrol import (
     UNLIMITED,
     Coordinator,
     FlowControl,
+    Mode,
     PidEstimator,
     QueueReport,
     RateLimiter,
@@ -37,7 +38,82 @@ def test_a_queue_has_room_until_its_limit_and_frees_it_when_the_work_is_done():
     assert (queue.room(100), queue.largest_bytes) == (10, 700)
 
 
-def test_a_rate_limiter_grants_its_rate_and_forfeits_what_is_not_used():
+@pytest.mark.parametrize(
+    ("mode", "queued", "coordinated"),
+    [
+        ("network", False, False),
+        ("tcp", False, False),
+        ("none", True, False),
+        ("pid", True, True),
+        ("watermark", True, True),
+    ],
+)
+def test_the_mode_decides_about_queues_and_a_coordinator(mode: str, queued: bool, coordinated: bool):
+    """Only the modes that change rates report the queue to a coordinator."""
+    assert (flow(mode).queued, flow(mode).coordinated) == (queued, coordinated)
+
+
+def test_the_options_of_flow_control_are_read():
+    """An interval is at least 10 ms, and a full queue fails the task unless it may drop records."""
+    assert flow("pid") == FlowControl(Mode.PID, 0.0, 5 * 1024**2, drops=False, interval_s=1.0)
+    written = {"": "none", ".rate": "50", ".queue": "1 kb", ".overflow": "drop", ".interval": "9 ms"}
+    options = Options({f"headgate.flow-control{key}": value for key, value in written.items()})
+    assert FlowControl.read(options) == FlowControl(Mode.NONE, 50.0, 1024, drops=True, interval_s=0.01)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ptd"), st.integers(1, 400)), max_size=30))
+def test_a_queue_does_what_two_lists_do(steps: list[tuple[str, int]]):
+    """One list of waiting items, and one of sizes that are being processed. It may be fuller than its limit, and then has no room."""
+    queue: ReceiveQueue[int] = ReceiveQueue(1000)
+    waiting: list[tuple[int, int, float]] = []
+    taken: list[int] = []
+    largest = 0
+    for now, (kind, size) in enumerate(steps):
+        if kind == "p":
+            queue.put(now, size, float(now))
+            waiting.append((now, size, float(now)))
+        elif kind == "t" and waiting:
+            item, its_size, since = waiting.pop(0)
+            assert queue.take(now + 0.5) == (item, its_size, now + 0.5 - since)
+            taken.append(its_size)
+        elif kind == "d" and taken:
+            queue.done(taken.pop())
+        used = sum(item[1] for item in waiting) + sum(taken)
+        largest = max(largest, used)
+        assert (len(queue), queue.bytes, queue.largest_bytes) == (len(waiting), used, largest)
+        assert queue.room(size) == max(0, 1000 - used) // size
+
+
+def test_a_slow_source_saves_one_record_and_waits_for_the_next_one():
+    """4 records/s: a burst of 50 ms would be less than a record. A rate that begins later counts from then on."""
+    limiter = RateLimiter(4.0)
+    assert limiter.grant(1.0, 9) == 0
+    assert limiter.next_time(1.0) == 1.25
+    assert limiter.grant(9.0, 9) == 1
+    assert limiter.next_time(9.0) == 9.0
+    limiter.spend(1)
+    assert limiter.next_time(9.0) == 9.25
+    limiter.limit(8.0, 9.125)
+    assert limiter.next_time(9.125) == 9.1875
+    limiter.limit(0.0, 9.25)
+    assert (limiter.grant(99.0, 9), limiter.next_time(99.0)) == (0, None)
+    limiter.limit(8.0, 99.0)
+    assert [limiter.grant(99.0, most) for most in (0, 9)] == [0, 1]
+
+
+def test_a_rate_limiter_frees_what_it_grants_only_when_it_is_spent():
+    """400 records/s save 20. Records of a source without a limit are not counted against a later limit."""
+    limiter = RateLimiter(UNLIMITED)
+    limiter.spend(50)
+    assert (limiter.grant(1.0, 7), limiter.next_time(1.0)) == (7, 1.0)
+    limiter.limit(400.0, 1.0)
+    assert [limiter.grant(now, 100) for now in (1.0, 1.025, 1.025, 1.05, 1.1)] == [0, 10, 10, 20, 20]
+    limiter.spend(15)
+    assert [limiter.grant(1.1, most) for most in (100, 3)] == [5, 3]
+    assert limiter.next_time(1.1) == 1.1
+
+
+def test_a_rate_limiter_grants_what_is_not_used():
     """1000 records/s: 10 after 10 ms; after 10 s of rest not more than the 50 of a burst of 50 ms."""
     limiter = RateLimiter(1000.0)
     assert limiter.grant(0.0, 100) == 0
@@ -84,6 +160,30 @@ def test_the_pid_estimator_has_sparks_arithmetic():
     assert estimator.compute(report(processed=10, waited=500.0), 4.0) == 100.0
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(-1, 4), st.integers(0, 9)), min_size=1, max_size=12),
+    st.sampled_from([0.5, 1.0, 4.0]),
+)
+def test_the_pid_estimator_has_sparks_formula(batches: list[tuple[int, int, int]], interval_s: float):
+    """PIDRateEstimator.compute: nothing for a batch without records or time, or that is not newer than the last one; the first batch
+    only sets the rate."""
+    estimator, rate, at = PidEstimator(interval_s), None, -1
+    for number, (processed, spent, waited) in enumerate(batches):
+        now = number // 2  # every second batch is no newer than the one before
+        found = estimator.compute(report(processed=processed, spent=spent, waited=waited), now)
+        if not processed or spent <= 0 or now <= at:
+            assert found is None
+            continue
+        speed, before = processed / spent, rate
+        if before is None:
+            rate = speed
+            assert found is None
+        else:
+            rate = max(before - 1.0 * (before - speed) - 0.2 * (waited * speed / interval_s), 100.0)
+            assert found == pytest.approx(rate)
+        at = now
+
+
 def test_the_pid_rates_of_several_receivers_add_up_when_all_have_one():
     """Each receiver gets a part of the records: 1000/s and 500/s are 1500/s."""
     coordinator = Coordinator(flow("pid"))
@@ -91,6 +191,9 @@ def test_the_pid_rates_of_several_receivers_add_up_when_all_have_one():
     assert coordinator.report("b", report(processed=500), 1.0) is None
     assert coordinator.report("a", report(), 2.0) is None
     assert coordinator.report("b", report(processed=500), 2.0) == pytest.approx(1500.0)
+    assert coordinator.report("a", report(), 3.0) is None  # it does not change
+    coordinator.retain(["b"])
+    assert coordinator.report("b", report(processed=600), 3.0) == pytest.approx(600.0)
 
 
 def test_watermarks_stop_the_sources_above_nine_tenths_until_all_are_below_four():
