@@ -262,6 +262,13 @@ def _note(key: str, canonical: str, since: str, removed: str, flink_version: str
     return ""
 
 
+def is_read(key: str, flink_version: str) -> bool:
+    """Return whether a version of Flink reads an option with an effect here by this key."""
+    option, version = BY_KEY[ALIASES.get(key, key)], number(flink_version)
+    is_new = key == option.key and option.since and number(option.since) > version
+    return not is_new and not (option.removed and number(option.removed) <= version)
+
+
 def value_problem(option: Option, value: str, version: str = LATEST) -> str:
     """Return why a value does not fit its option in a version of Flink, or an empty string if it does."""
     try:

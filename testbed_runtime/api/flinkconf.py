@@ -17,7 +17,7 @@ from testbed_runtime.api.option_rules import SLOTS_KEY, Collected, doubts_togeth
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
-from testbed_runtime.core.processmemory import PROCESS
+from testbed_runtime.core.processmemory import PROCESS, SEGMENT, segment_problem
 from testbed_runtime.core.values import java_double, parse_memory
 from testbed_runtime.core.versions import LATEST
 
@@ -237,12 +237,22 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
             collected.warnings.append(f"{PATH}[{key}]: {doubt}")
         else:
             before = len(collected.errors)
-            judge_key(key, value, version=version, path=PATH, written=written, collected=collected)
+            judge_key(
+                key,
+                value,
+                version=version,
+                path=PATH,
+                written=written,
+                collected=collected,
+                flink_reads=True,
+            )
             if len(collected.errors) == before and canonical != STATE_RECOVERY:
                 in_millis = BY_KEY[canonical].in_millis(version)
                 usable[key] = options.text(canonical) if in_millis else options.shown(canonical)
     together = Options(usable, flink_version=version)
     contradictions = tuple(judge_together(together, PATH))
+    if problem := segment_problem(together):
+        contradictions += (UserError(f"{PATH}[{SEGMENT}]", problem),)
     if not contradictions:
         collected.warnings += doubts_together(together, PATH)
     return ConfFindings(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
-from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
+from testbed_runtime.api.catalogue import Standing, is_read, judge, value_doubt, value_problem
 from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError, nearest
@@ -95,9 +95,17 @@ def checkpoint_problems(
 
 
 def judge_key(
-    key: str, value: str, *, version: str, path: str, written: dict[str, str], collected: Collected
+    key: str,
+    value: str,
+    *,
+    version: str,
+    path: str,
+    written: dict[str, str],
+    collected: Collected,
+    flink_reads: bool = False,
 ) -> None:
-    """Check one option: its key, its value, and whether another key in `written` is the same option."""
+    """Check one option: its key, its value, and whether another key in `written` is the same option. `flink_reads`: the file is
+    one of Flink, so a value with which Flink does not start is an error."""
     where, judgement = f"{path}[{key}]", judge(key, version)
     if judgement.note:
         collected.warnings.append(f"{where}: {judgement.note}")
@@ -118,8 +126,12 @@ def judge_key(
         case Standing.EFFECTIVE:
             found = list(value_errors(where, judgement.canonical, value, version))
             collected.errors.extend(found)
-            doubt = "" if found else value_doubt(BY_KEY[judgement.canonical], value, version, written=key)
-            collected.warnings.extend([f"{where}: {doubt}"] if doubt else [])
+            option = BY_KEY[judgement.canonical]
+            doubt = "" if found else value_doubt(option, value, version, written=key)
+            if doubt and flink_reads and option.in_millis(version) and is_read(key, version):
+                collected.errors.append(UserError(where, f"Flink does not start: {doubt}"))
+            elif doubt:
+                collected.warnings.append(f"{where}: {doubt}")
             if judgement.canonical in written:
                 other = written[judgement.canonical]
                 collected.errors.append(
@@ -174,9 +186,9 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
     if not 0 <= options.number(ratio) <= 1:
         yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
     if options.duration("pekko.ask.timeout") <= 0:
-        yield UserError(
-            f"{path}[{options.name_of('pekko.ask.timeout')}]", "must be greater than 0", "the default is 10 s"
-        )
+        where = f"{path}[{options.name_of('pekko.ask.timeout')}]"
+        problem = "Flink's components send no RPC with a timeout of 0, so no TaskManager registers"
+        yield UserError(where, problem, "the default is 10 s")
 
 
 def _refused(options: Options, path: str) -> Iterator[UserError]:

@@ -365,9 +365,16 @@ def memory_doubts(options: Options) -> Iterator[tuple[str, str]]:
         low, high = f"{prefix}.min", f"{prefix}.max"
         if options.memory(low) == options.memory(high):
             yield f"{prefix}.fraction", "min and max are equal, so the fraction means nothing"
+    if problem := segment_problem(options):
+        yield SEGMENT, problem
+
+
+def segment_problem(options: Options) -> str:
+    """Return why Flink does not start with the size of a segment, or an empty string."""
     segment = options.memory(SEGMENT)
-    if not LEAST_SEGMENT <= segment <= MAX_INT or segment & (segment - 1):
-        yield SEGMENT, f"Flink does not start with {segment} bytes (write a power of 2 from 4 kb to 1 gb)"
+    if LEAST_SEGMENT <= segment <= MAX_INT and not segment & (segment - 1):
+        return ""
+    return f"Flink does not start with {segment} bytes (write a power of 2 from 4 kb to 1 gb)"
 
 
 def readable(size: int) -> str:

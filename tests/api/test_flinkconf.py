@@ -336,6 +336,9 @@ def test_another_scheduler_is_a_warning():
         ({"heartbeat.timeout": "5 s", "heartbeat.interval": "6 s"}, "Flink does not start: The heartbeat timeout"),
         ({"taskmanager.memory.process.size": "600 mb"}, "TaskManager memory configuration failed"),
         ({"akka.ask.timeout": "5 s", "pekko.ask.timeout": "5 s"}, "is the same option as akka.ask.timeout"),
+        ({"pekko.ask.timeout": "0 ms"}, "send no RPC with a timeout of 0, so no TaskManager registers"),
+        ({"taskmanager.network.request-backoff.max": "3 s"}, "Flink does not start: Flink reads whole milliseconds here"),
+        ({"taskmanager.memory.segment-size": "5000 b"}, "Flink does not start with 5000 bytes"),
     ],
 )  # fmt: skip
 def test_mistakes_are_errors_that_name_the_option(options, text):
@@ -344,6 +347,23 @@ def test_mistakes_are_errors_that_name_the_option(options, text):
     (error,) = (*found.errors, *found.contradictions)
     assert str(error).startswith("flinkConfiguration[")
     assert text in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "is_error"),
+    [
+        ("heartbeat.timeout", "1.19", True),
+        ("heartbeat.timeout", "1.20", False),
+        ("web.backpressure.refresh-interval", "1.12", True),
+        ("web.backpressure.refresh-interval", "1.13", False),
+        ("taskmanager.network.memory.exclusive-buffers-request-timeout-ms", "1.19", True),
+        ("taskmanager.network.memory.buffers-request-timeout", "1.19", False),
+    ],
+)
+def test_a_unit_is_an_error_in_the_versions_that_read_the_key_in_whole_milliseconds(key, version, is_error):
+    """A removed key and one of a later version are not read, so they do not stop Flink."""
+    found = flinkconf.judge_options(flinkconf.FlinkConf(kind="", options={key: "50 s"}, lines={}), version)
+    assert ["does not start" in str(error) for error in found.errors] == [True] * is_error
 
 
 def test_settings_of_another_restart_strategy_are_a_warning():

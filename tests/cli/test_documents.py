@@ -390,7 +390,7 @@ def test_deployments_to_a_lost_taskmanager_use_up_the_restart_attempts_as_in_fli
 def test_every_question_takes_a_flink_configuration(headgate, tmp_path, question):
     """Headgate's own options of the question stay."""
     conf, path = tmp_path / "config.yaml", tmp_path / "scenario.yaml"
-    conf.write_text("heartbeat:\n  timeout: 30 s\n")
+    conf.write_text("heartbeat:\n  timeout: 30000\n")
     args = ("new", question.name, "--flink-conf", conf, "--flink-version", "1.19", "-o", path)
     assert headgate(*args).returncode == exits.PASS
     testbed = loading.load(path).document["spec"]["testbed"]
