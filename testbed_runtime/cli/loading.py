@@ -136,6 +136,15 @@ def _is_own(document: Document) -> bool:
     return document.data.get("kind") in KINDS or str(document.data.get("apiVersion")).startswith(f"{GROUP}/")
 
 
+def has_own(text: str) -> bool:
+    """Return whether a document of a file is Headgate's. True if the file is not YAML, so that its check reports the problem. A ConfigMap
+    or an annotation may contain such a document as text."""
+    try:
+        return any(map(_is_own, read_documents(text)))
+    except UserError:
+        return True
+
+
 def read_text(path: Path) -> str:
     """Return the text of a file. Raises UserError."""
     try:

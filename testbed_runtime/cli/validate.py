@@ -141,14 +141,14 @@ def _is_run(folder: Path) -> bool:
 def _is_document(path: Path) -> bool:
     """Return whether a file is a document of Headgate, by its name or its apiVersion, or a configuration of Flink."""
     from testbed_runtime.api import flinkconf
-    from testbed_runtime.cli.loading import SCENARIO_FILE
+    from testbed_runtime.cli.loading import SCENARIO_FILE, has_own
 
     try:
         with path.open("rb") as file:
             text = file.read(limits.MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
     except OSError:  # the problem is reported when the file is checked, with the problems of the other files
         return True
-    if path.name == SCENARIO_FILE or _OWN.search(text):
+    if path.name == SCENARIO_FILE or (_OWN.search(text) and has_own(text)):
         return True
     if flinkconf.is_deployment(text):
         return True

@@ -234,6 +234,20 @@ def test_validate_checks_a_file_of_a_folder_whose_version_is_wrong(headgate, tmp
     assert "write headgate.dev/v1alpha1" in headgate("validate", tmp_path).stdout
 
 
+def test_validate_ignores_objects_in_a_folder_that_contain_a_scenario_as_text(headgate, tmp_path):
+    """A ConfigMap, or the annotation of `kubectl apply`."""
+    (tmp_path / "map.yaml").write_text(
+        f"apiVersion: v1\nkind: ConfigMap\ndata:\n  a.yaml: |\n{textwrap.indent(PAUSED, '    ')}"
+    )
+    (tmp_path / "pod.yaml").write_text(
+        'kind: Pod\nmetadata: {annotations: {last: \'{"apiVersion":"headgate.dev/v1alpha1"}\'}}\n'
+    )
+    (tmp_path / "run.yaml").write_text(PAUSED)
+    said = headgate("validate", tmp_path, "--json")
+    assert [one["file"] for one in json.loads(said.stdout)["documents"]] == [str(tmp_path / "run.yaml")]
+    assert said.returncode == exits.PASS
+
+
 def test_validate_skips_folders_that_cannot_be_listed(headgate, tmp_path, monkeypatch):
     """Here because their path is too long for the kernel; others vanish meanwhile, as those of /proc do."""
     (tmp_path / "scenario.yaml").write_text("kind: Nothing\n")
