@@ -1,0 +1,131 @@
+"""The shape of a job against all paths of small job graphs, and which faults kept a lost TaskManager silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.checking.common import JobShape, job_shape
+from testbed_runtime.checking.delivery import source_ends
+from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
+from tests.checking.test_held_messages import lost
+from tests.checking.test_rules import effect
+from tests.checking.written import event, sample, wrote
+
+Path = tuple[str, ...]
+Edge = tuple[str, str, str]
+VERTICES = "abcde"
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> JobShape:
+    """Job graphs of five vertices, in which edges lead to later letters. The order of vertices and edges is any."""
+    pairs = [(a, b) for a in VERTICES for b in VERTICES if a < b]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=7))
+    edges = tuple((a, b, draw(st.sampled_from(["hash", "broadcast"]))) for a, b in chosen)
+    vertices = draw(st.permutations(VERTICES))
+    parallelism = {v: draw(st.integers(1, 3)) for v in vertices}
+    ends = ({v for v in VERTICES if all(v != edge[n] for edge in edges)} for n in (1, 0))
+    sources, sinks = (tuple(sorted(found)) for found in ends)
+    windows = draw(st.frozensets(st.sampled_from(VERTICES), max_size=2))
+    return JobShape(parallelism, edges, sources, sinks, windows)
+
+
+def paths(shape: JobShape, start: str) -> Iterator[tuple[Edge, ...]]:
+    """Every path from a vertex, also the empty one, as its edges."""
+    yield ()
+    for edge in shape.edges:
+        if edge[0] == start:
+            yield from ((edge, *rest) for rest in paths(shape, edge[1]))
+
+
+def visited(start: str, path: tuple[Edge, ...]) -> Path:
+    """The vertices of a path."""
+    return (start, *(target for _, target, _ in path))
+
+
+@given(shape=shapes())
+def test_a_shape_agrees_with_all_its_paths(shape: JobShape):
+    """A record reaches a sink once on each path, and every subtask behind a broadcast."""
+    every = {start: [(visited(start, p), p) for p in paths(shape, start)] for start in VERTICES}
+    for source in shape.sources:
+        arriving = dict.fromkeys(shape.sinks, 0)
+        for through, path in every[source]:
+            if through[-1] in arriving:
+                arriving[through[-1]] += prod(
+                    shape.parallelism[b] if how == "broadcast" else 1 for _, b, how in path
+                )
+        assert shape.copies(source) == {sink: number for sink, number in arriving.items() if number}
+    assert shape.hops() == {
+        v: max(len(path) for found in every.values() for through, path in found if through[-1] == v) for v in VERTICES
+    }  # fmt: skip
+    for sink in shape.sinks:
+        to_sink = [t for source in shape.sources for t, _ in every[source] if t[-1] == sink]
+        for source in shape.sources:
+            between = any(shape.windows & set(through) for through in to_sink if through[0] == source)
+            assert shape.windowed(source, sink) == between
+        before = {w for w in shape.windows for through, _ in every[w] if through[-1] == sink}
+        # a window that is the sink itself comes too late
+        each_has_one = all(shape.windows & set(through[:-1]) for through in to_sink)
+        assert shape.windows_before(sink) == (tuple(sorted(before)) if each_has_one else ())
+
+
+@given(tasks=st.sets(st.tuples(st.sampled_from(["a", "b-c", "d"]), st.integers(0, 11))))
+def test_the_shape_of_a_job_without_a_manifest_follows_from_its_samples(tasks: set[tuple[str, int]]):
+    """Each source is connected with each sink, and a vertex has as many subtasks as there are samples of."""
+    roles = {"a": "source", "b-c": "operator", "d": "sink"}
+    rows = [sample(f"{vertex}-{number}", role=roles[vertex]) for vertex, number in sorted(tasks)]
+    shape = job_shape(wrote(*rows, *rows), {})
+    present = {vertex for vertex, _ in tasks}
+    assert shape.parallelism == {v: sum(1 for vertex, _ in tasks if vertex == v) for v in present}
+    assert shape.edges == ((("a", "d", "hash"),) if {"a", "d"} <= present else ())
+    assert (shape.sources, shape.sinks) == (
+        ("a",) if "a" in present else (),
+        ("d",) if "d" in present else (),
+    )
+    assert shape.source_subtasks() == [f"a-{n}" for n in range(shape.parallelism.get("a", 0))]
+
+
+def test_the_end_of_a_source_is_its_last_number():
+    """A report without a number says nothing."""
+    trial = wrote(
+        event("source.end", "s-0", next=3), event("source.end", "s-0", next=5), event("source.end", "s-0", next="7"),
+        event("source.end", "s-1"),
+    )  # fmt: skip
+    assert source_ends(trial) == {"s-0": 5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "span", "targets", "acts", "silent"),
+    [
+        ("process.pause", (0, 2.5), '["tm-1"]', True, True),  # half of the wait from 0 to 5 s
+        ("process.pause", (0, 2.499), '["tm-1"]', False, False),
+        ("process.pause", (2.5, None), '["tm-1"]', True, True),
+        ("process.pause", (2.501, 9), '["tm-1"]', False, False),
+        ("process.pause", (-3, 2), '["tm-1"]', False, False),  # from the beginning of the wait on
+        ("process.pause", (0, 9), '["tm-2"]', False, False),
+        ("process.pause", (0, 9), '["tm-2", "tm-1"]', True, True),
+        ("process.kill", (0, 9), '["tm-1"]', True, False),
+        ("process.pause", (0, 9), "[]", False, False),
+    ],
+)
+def test_a_fault_acts_on_a_lost_taskmanager_for_half_of_the_wait(
+    kind: str, span: Any, targets: str, acts: bool, silent: bool
+):
+    """A killed process does not come back."""
+    fault, loss = effect(kind, span, targets=targets), lost(0, 5)
+    assert (acts_on(fault, loss), keeps_silent(fault, loss, {})) == (acts, silent)
+
+
+@pytest.mark.parametrize(("target", "plane", "silent"), [("tm-1->jobmanager", "rpc", True), ("tm-1->jobmanager", "data", False), ("tm-1->tm-2", "rpc", False)])  # fmt: skip
+def test_a_cut_link_keeps_a_taskmanager_silent_if_it_carries_heartbeats(
+    target: str, plane: str, silent: bool
+):
+    """Other TaskManagers expect none."""
+    fault = effect("network.partition", (0, 5), targets=f'["{target}"]')
+    assert keeps_silent(fault, lost(0, 5), {"f": plane}) is silent
