@@ -159,6 +159,18 @@ def test_the_time_to_consume_is_in_whole_milliseconds():
     assert (debloater.size, debloater.time_to_consume_ms) == (250, 1200)
 
 
+@pytest.mark.parametrize(
+    ("throughput", "buffers", "size", "time_ms"),
+    [(100, 0, 100, 1000), (100, 1, 100, 1000), (100, 2, 50, 1000), (1, 1, 50, 50_000), (0, 2, 50, 100_000)],
+)
+def test_no_buffers_count_as_one_and_no_throughput_as_a_byte_each_second(
+    throughput: int, buffers: int, size: int, time_ms: int
+):
+    """BufferDebloater.recalculateBufferSize: neither is 0 in its divisions."""
+    debloater = BufferDebloater(target_ms=1000, largest=1100, least=50, samples=1)
+    assert (debloater.recalculate(throughput, buffers), debloater.time_to_consume_ms) == (size, time_ms)
+
+
 def test_H_07_the_time_to_consume_wraps_at_2_to_the_31_bytes_in_flight():
     """65,536 buffers of 32 KiB: BufferDebloater multiplies two ints. One buffer less fits."""
     times = []

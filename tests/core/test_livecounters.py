@@ -47,3 +47,16 @@ def test_a_taskmanager_that_does_not_answer_is_left_out_and_comes_back_where_it_
 def test_one_reading_has_no_rate_yet():
     """Nothing is better than a wrong number."""
     assert "records_per_s" not in LiveCounters().update({"tm-0-1": {"records_in": 10.0}}, 0.0)
+
+
+def test_a_rate_needs_two_readings_however_far_apart_they_are():
+    """The reading that begins the window is the newest one that is at least two seconds old. Readings of the same moment have no
+    rate."""
+    live = LiveCounters()
+    live.update({"tm-0-1": {"records_in": 0.0}}, 0.0)
+    assert "records_per_s" not in live.update({"tm-0-1": {"records_in": 10.0}}, 0.0)
+    rates = [
+        live.update({"tm-0-1": {"records_in": records}}, now)["records_per_s"]
+        for now, records in ((10.0, 110.0), (11.0, 210.0), (12.0, 410.0), (12.5, 460.0), (13.0, 480.0))
+    ]
+    assert rates == [10.0, pytest.approx(200 / 11), 150.0, 140.0, 135.0]

@@ -77,6 +77,17 @@ def test_a_wrong_use_is_refused_with_words(call: Callable[[], object], error: ty
         call()
 
 
+def test_a_gate_has_requested_its_partitions_when_every_channel_has():
+    """In any order. Without channels there is nothing to wait for."""
+    consumer = Consumer(channels=3)
+    assert Consumer(channels=0).gate.requested
+    asked = []
+    for channel in reversed(consumer.gate.channels):
+        asked.append(consumer.gate.requested)
+        channel.requests += 1
+    assert [*asked, consumer.gate.requested] == [False, False, False, True]
+
+
 def test_a_failed_local_channel_raises_its_error_instead_of_sending_an_event():
     """It is the error that the task fails with."""
     channel = local_channel()

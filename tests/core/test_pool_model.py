@@ -95,6 +95,11 @@ class LocalModel:
         self._check()
         return True
 
+    def run(self, most: int, channel: int) -> int:
+        """Return how many requests of a channel take a segment that the pool has, before a channel is at its limit."""
+        room = self._per_channel - self._by_channel[channel] if channel >= 0 else most
+        return 0 if self.saturated else min(most, self.available, room)
+
     def recycle(self, channel: int) -> None:
         if channel >= 0:
             self.saturated -= self._by_channel[channel] == self._per_channel
@@ -143,6 +148,12 @@ class Both:
             assert (segment is not None) is self.model.request(channel)
             if segment is not None:
                 self.taken.append((channel, segment))
+        elif what == "run":
+            channel = number % (SUBPARTITIONS + 1) - 1
+            run = self.pool.request_run(number, channel)
+            count = self.model.run(number, channel)
+            assert [self.model.request(channel) for _ in range(count)] == [True] * len(run)
+            self.taken += [(channel, segment) for segment in run]
         elif what == "recycle" and self.taken:
             channel, segment = self.taken.pop(number % len(self.taken))
             if channel < 0:
@@ -174,7 +185,8 @@ class Both:
 
 LIMITS = st.tuples(st.sampled_from([0, 2, MAX_INT]), st.sampled_from([1, 2, 3, MAX_INT]), st.integers(0, 3))
 STEPS = st.tuples(
-    st.sampled_from(["request", "request", "recycle", "recycle", "resize", "take", "give"]), st.integers(0, 6)
+    st.sampled_from(["request", "request", "run", "recycle", "recycle", "resize", "take", "give"]),
+    st.integers(0, 6),
 )
 
 

@@ -161,7 +161,7 @@ async def test_a_fault_that_ends_before_its_delay_says_how_long_the_delay_was(ki
             rf"it lasts 0\.3 s, so the longest delay was (\d\.\d+) s instead of {requested}", text
         )
         assert said is not None
-        assert 0.25 < float(said[1]) < 5  # a busy machine ends it late
+        assert 0 < float(said[1]) < 5  # a busy machine begins the call late, or ends the fault late
 
 
 @pytest.mark.parametrize(("kind", "params"), HELD)
