@@ -466,3 +466,9 @@ def test_J_15_the_failure_of_the_job_names_the_reason_from_1_17_on(version, name
 def test_J_95_at_least_one_checkpoint_is_retained(value: str, kept: int):
     """Too small a number does not count."""
     assert retained_checkpoints(Options({"execution.checkpointing.num-retained": value})) == kept
+
+
+def test_a_failure_reason_is_found_by_its_name():
+    """An unknown one, of another version, counts as an ordinary decline."""
+    assert [R.of(reason.name) for reason in R] == list(R)
+    assert R.of("CHECKPOINT_DECLINED_UNKNOWN") is R.CHECKPOINT_DECLINED

@@ -90,6 +90,58 @@ def test_a_kind_of_fault_has_a_kind_of_target(
     assert reported == ([problem] if problem else [])
 
 
+ON_RPC = "write plane: rpc"
+NO_PART = "the JobManager has no part in the exchange between TaskManagers, so the fault has no effect"
+
+
+@pytest.mark.parametrize(
+    ("change", "selects", "reported"),
+    [
+        ({"kind": "network.latency"}, True, []),
+        ({"kind": "network.latency"}, False, [("at.target", NO_PART, ON_RPC)]),
+        ({"kind": "network.latency", "plane": "rpc"}, False, []),
+        ({"kind": "network.latency", "plane": "both"}, False, []),
+        (
+            {"kind": "network.latency", "target": Target(peers=("jobmanager",))},
+            True,
+            [("at.target.peers", NO_PART, ON_RPC)],
+        ),
+        ({"kind": "network.latency", "target": Target(peers=("jobmanager", "tm-1"))}, True, []),
+        ({"kind": "network.latency", "target": Target(peers=("jobmanager",), peers_running="map")}, True, []),
+        ({"kind": "frames.delay"}, False, [("at.target", NO_PART, "name TaskManagers")]),
+        ({"kind": "frames.delay"}, True, []),
+        ({"kind": "process.kill"}, True, []),
+    ],
+)
+def test_a_fault_on_the_exchange_does_not_hit_the_jobmanager(
+    change: dict[str, Any], selects: bool, reported: list[tuple[str, str, str]]
+):
+    """Neither as its target nor as its only peer."""
+    wrong = target_problems(fault(**change), "at", selects=selects, written=True, peers="target" in change)
+    assert [(e.path, e.problem, e.hint) for e in wrong] == reported
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "expected"),
+    [
+        ("rpc.delay", {"method": "SubmitTask", "delay_s": 1.0}, []),
+        (
+            "rpc.delay",
+            {"method": "SubmitTsk", "delay_s": 1.0},
+            ["at.rpc.delay.method: the message 'SubmitTsk' does not exist"],
+        ),
+        (
+            "network.latency",
+            LATENCY | {"x": 1, "y": 2},
+            [f"at.network.latency.{name}: is not a parameter of network.latency" for name in "xy"],
+        ),
+    ],
+)
+def test_names_of_messages_and_parameters_exist(kind: str, params: dict[str, Any], expected: list[str]):
+    """Each wrong one is reported."""
+    assert found(fault(kind, params=params)) == expected
+
+
 def test_the_hint_of_a_process_fault_on_the_jobmanager_names_the_kind_for_it():
     """`pause` and `kill` exist for both."""
     [problem] = target_problems(fault("process.pause"), "at", selects=False, written=True, peers=False)

@@ -112,3 +112,50 @@ def test_what_heartbeat_services_refuse(interval, timeout, threshold, message):
 def test_the_timeout_may_equal_the_interval():
     """HeartbeatServicesImpl only refuses a smaller one."""
     assert HeartbeatConfig(5, 5, -1).timeout_s == 5
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "silence", "late"),
+    [(1, 8, 4.0, False), (1, 8, 4.5, True), (4, 8, 6.0, False), (4, 8, 6.5, True), (8, 8, 12.0, False)],
+)
+def test_a_heartbeat_is_late_after_half_of_the_timeout_and_one_and_a_half_intervals(
+    interval: float, timeout: float, silence: float, late: bool
+):
+    """Whichever is longer. The time of the heartbeat before it is reported, and the deadline counts from the new one."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(interval, timeout, 2), 1.0)
+    assert monitor.on_heartbeat(2.0) is None
+    assert monitor.on_heartbeat(2.0 + silence) == (2.0 if late else None)
+    assert (monitor.last_seen, monitor.deadline) == (2.0 + silence, 2.0 + silence + timeout)
+
+
+def test_a_verdict_is_final():
+    """After a timeout, an unreachable peer or the end of monitoring, nothing changes it, and no heartbeat counts."""
+    ends = {
+        HeartbeatState.TIMEOUT: lambda monitor: monitor.on_time(9.0),
+        HeartbeatState.UNREACHABLE: lambda monitor: monitor.on_unreachable(),
+        HeartbeatState.CANCELED: lambda monitor: monitor.cancel(),
+    }
+    for state, end in ends.items():
+        monitor = HeartbeatMonitor(HeartbeatConfig(1, 5, 1), 0.0)
+        end(monitor)
+        assert monitor.state is state
+        assert monitor.on_heartbeat(10.0) is None
+        assert not monitor.on_time(99.0)
+        assert not monitor.on_unreachable()
+        monitor.cancel()
+        assert (monitor.state, monitor.last_seen, monitor.deadline) == (state, 0.0, 5.0)
+
+
+def test_a_successful_call_reports_how_many_had_failed():
+    """And the count begins at 0 again."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(1, 10, 4), 0.0)
+    for _ in range(3):
+        monitor.on_unreachable()
+    assert [monitor.on_call_success(), monitor.on_call_success()] == [3, 0]
+
+
+def test_an_interval_of_a_millisecond_is_the_shortest():
+    """Options count in whole milliseconds."""
+    assert HeartbeatConfig(0.001, 0.001, 1).interval_s == 0.001
+    with pytest.raises(OptionRefused, match="The heartbeat interval must be larger than 0"):
+        HeartbeatConfig(0.0009, 1, 1)

@@ -9,10 +9,11 @@ from exchange_model import Consumer, data_frame, deliver, receiver_id
 
 from testbed_runtime.core.exchange.arrivals import RUN_FRAMES, Arrivals, Head
 from testbed_runtime.core.exchange.codec import ClientDecoder
-from testbed_runtime.core.exchange.encoding import WHOLE, encode
+from testbed_runtime.core.exchange.encoding import WHOLE, encode, encode_run
 from testbed_runtime.core.exchange.events import EndOfPartition, encode_event
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType, WireVersion
 from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.subpartition import Run
 
 VERSIONS = pytest.mark.parametrize("version", list(WireVersion))
 RELEASED = "released"
@@ -66,6 +67,41 @@ def test_a_run_is_the_complete_buffers_of_one_channel(
     ]
     assert [bytes(data[start:end]) for start, end, *_ in heads] == [bytes(f.data) for f in frames[:found]]
     assert run is None or run[:2] == (receiver_id(0), 0)
+
+
+@VERSIONS
+def test_a_stream_may_end_after_any_byte(version: WireVersion):
+    """All buffers before that byte are found, and it is known how many bytes the next one lacks once its header is there."""
+    frames = [frame(n, data=b"x" * size) for n, size in enumerate((3, 1, 3))]
+    ends = [len(stream(frames[: count + 1], version)) for count in range(3)]
+    data, header = memoryview(stream(frames, version)), WHOLE[version].size
+    arrivals = Arrivals(version)
+    for length in range(len(data) + 1):
+        run = arrivals.find(data[:length], 0)
+        complete = sum(end <= length for end in ends)
+        begin, end = ([0, *ends][complete], ends[complete]) if complete < 3 else (length, length)
+        assert (len(run[2]) if run else 0) == complete
+        assert arrivals.missing == (end - length if length - begin >= header else 0)
+
+
+@VERSIONS
+@pytest.mark.parametrize("sizes", [(32, 32, 32), (5, 1, 32), (32, 7), (1,)])
+def test_buffers_are_encoded_together_as_one_by_one(version: WireVersion, sizes: tuple[int, ...]):
+    """Full segments have a faster way. The backlog falls and the sequence number rises with each buffer; a buffer keeps its type
+    and may be compressed."""
+    types = [DataType.DATA_BUFFER] * len(sizes)
+    full = set(sizes) == {32}
+    if not full:
+        types[-1] = DataType.DATA_BUFFER_WITH_CLEAR_END
+    buffers = [Buffer.unpooled(bytes(size), one) for size, one in zip(sizes, types, strict=True)]
+    for buffer in () if full else buffers[1:]:
+        buffer.compressed = True
+    single = [
+        BufferResponse(receiver_id(3), 2, 7 + n, 5 - n, one.data_type, one.view(), one.compressed)
+        for n, one in enumerate(buffers)
+    ]
+    together = encode_run(receiver_id(3), 2, Run(buffers, 5, 7, 32 if full else 0), version)
+    assert b"".join(bytes(part) for part in together) == stream(single, version)
 
 
 @VERSIONS

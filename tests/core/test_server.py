@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
+from testbed_runtime.core.exchange import server
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.events import AlignmentType, OtherEvent, encode_event
@@ -484,6 +485,58 @@ def test_a_cancelled_request_frees_the_reader_and_goes_on_waiting() -> None:
     assert waiting.reader.receiver == RECEIVER
     waiting.server.on_closed()
     assert waiting.server.waiting == 0
+
+
+def test_a_waiting_request_for_a_subpartition_that_is_read_already_is_refused_when_it_comes() -> None:
+    """Two receivers wait for the same one. The first is served, the second gets the error, and neither waits any more."""
+    producer = Producer(register=False)
+    producer.request(2)
+    producer.receive(PartitionRequest(partition_id(), 0, 0, receiver_id(7), 2))
+    assert producer.server.waiting == 2
+    producer.manager.register(producer.partition)
+    [error] = producer.send()
+    assert isinstance(error, ErrorResponse)
+    assert (error.class_name, producer.server.waiting) == ("IllegalStateException", 0)
+    assert [reader.receiver for reader in producer.server.readers] == [RECEIVER]
+
+
+def test_each_change_of_the_readers_is_counted() -> None:
+    """A request and its cancellation. What neither adds nor removes a reader does not count."""
+    producer = Producer()
+    counts = [producer.server.generation]
+    for act in (
+        lambda: producer.request(2),
+        lambda: producer.receive(AddCredit(1, RECEIVER)),
+        lambda: producer.receive(CancelPartitionRequest(receiver_id(7))),
+        lambda: producer.receive(CancelPartitionRequest(RECEIVER)),
+        producer.server.on_closed,
+    ):
+        act()
+        counts.append(producer.server.generation)
+    assert counts == [0, 1, 1, 1, 2, 2]
+    assert producer.server.reader_count == 0
+
+
+def test_a_consumer_that_reads_no_answers_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two answers are queued. The third closes the connection, and the queued ones can still be sent."""
+    monkeypatch.setattr(server, "MAX_CONTROL_FRAMES", 2)
+    producer = Producer(register=False, waits=False)
+    closing = []
+    for _ in range(3):
+        producer.request(2)
+        closing.append(producer.server.closing)
+    assert closing == [False, False, True]
+    assert (len(producer.send()), producer.woken) == (2, 3)
+
+
+def test_a_connection_has_a_limit_of_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the limit may wait."""
+    monkeypatch.setattr(server, "MAX_WAITING_REQUESTS", 2)
+    producer = Producer(subpartitions=3, register=False)
+    for number in range(3):
+        producer.request(2, number)
+    text = f"No further request for receiverId = {receiver_id(2).hex()} is possible."
+    assert (producer.send(), producer.server.waiting) == ([ErrorResponse("IllegalStateException", text)], 2)
 
 
 def test_a_close_request_ends_the_connection() -> None:
