@@ -108,6 +108,12 @@ _YAML_FIXES = {
     "mapping values are not allowed": "put a text with a colon in quotes, and begin the lines of one mapping in the same column",
 }
 """Parts of the parser's messages about common mistakes, each with what to do."""
+_OPENED = {
+    "while parsing a flow mapping": "{",
+    "while parsing a flow sequence": "[",
+    "while scanning a quoted scalar": "quote",
+}
+"""Contexts of the parser → the character that may not be closed."""
 
 
 @contextmanager
@@ -120,6 +126,8 @@ def _not_yaml(where: str) -> Iterator[None]:
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = error.problem or error.context or ""
         hint = next((fix for part, fix in _YAML_FIXES.items() if part in problem), "")
+        if error.context_mark and (opened := _OPENED.get(error.context or "")):
+            hint = f"close the {opened} that opens in line {error.context_mark.line + 1}"
         raise UserError(where, f"is not YAML{line}: {problem}", hint) from None
     except RecursionError:
         raise UserError(where, "is nested too deeply") from None

@@ -19,7 +19,7 @@ from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import PROCESS, SEGMENT, segment_problem
 from testbed_runtime.core.values import java_double, parse_memory
-from testbed_runtime.core.versions import LATEST
+from testbed_runtime.core.versions import LATEST, number
 
 DEPLOYMENT = "FlinkDeployment"
 DEPLOYED = (DEPLOYMENT, "FlinkSessionJob")
@@ -28,6 +28,8 @@ FILES = ("config.yaml", "flink-conf.yaml")
 """Names of Flink's configuration files, in a `conf` folder and in a ConfigMap."""
 LAST_LEGACY = "1.20"
 """The last version of Flink that reads a flink-conf.yaml."""
+FIRST_STANDARD = "1.19"
+"""The first version of Flink that reads a config.yaml."""
 PARTLY_MODELLED = ("high-availability.type", "state.backend.type", "taskmanager.load-balance.mode")
 """Options for which Flink has more values than Headgate supports."""
 OTHER_SCHEDULERS = {"jobmanager.scheduler": "adaptive", "scheduler-mode": "reactive"}
@@ -96,6 +98,15 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
     def version(self) -> str:
         """Return the version of Flink to assume: the one that the file states, or the newest that reads such a file."""
         return self.flink_version or (LAST_LEGACY if self.legacy else LATEST)
+
+    def not_read_by(self, version: str, file: str) -> str:
+        """Return the warning that this version of Flink does not read a file of this name; empty if it does."""
+        standard, legacy = FILES
+        if self.legacy and file == legacy and number(version) > number(LAST_LEGACY):
+            return f"Flink {version} reads {standard} instead of {legacy} (Flink's bin/migrate-config-file.sh converts it)"
+        if not self.legacy and file == standard and number(version) < number(FIRST_STANDARD):
+            return f"Flink {version} reads {legacy} instead of {standard} (write each option as one `key: value` line)"
+        return ""
 
     def place(self, message: str, before: str, after: str) -> str:
         """Return the line of a message's option between two texts, or nothing if the file does not set the option."""
@@ -306,7 +317,7 @@ def _legacy(text: str, *, lenient: bool = False) -> FlinkConf | None:
     found: dict[str, tuple[str, int]] = {}
     ignored: dict[int, str] = {}
     before = (0, "")
-    for number, line in enumerate(text.splitlines(), 1):
+    for at, line in enumerate(text.splitlines(), 1):
         plain = line.partition("#")[0].rstrip()
         if lenient:
             if before[1].endswith(":") and plain[:1].isspace():  # nested, as in a config.yaml
@@ -314,12 +325,12 @@ def _legacy(text: str, *, lenient: bool = False) -> FlinkConf | None:
             plain = plain.lstrip()
         if not plain or plain == "---":
             continue
-        before = (number, plain)
+        before = (at, plain)
         match = (_PAIR if lenient else _LEGACY).match(plain)
         if match:
-            found[match[1].rstrip()] = (match[2], number)
+            found[match[1].rstrip()] = (match[2], at)
         elif not plain.endswith(":"):
-            ignored[number] = plain
+            ignored[at] = plain
     if not found or "kind" in found or (ignored and not lenient):
         return None
     return _plain(found, legacy=True, ignored=ignored)

@@ -7,7 +7,6 @@ models refuse a document, only options and metrics are checked in the rest of it
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -222,8 +221,7 @@ def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
 def expectation_problem(path: str, item: models.Expectation) -> UserError | None:
     """Return why the expectation at `path` cannot be judged, or None if it can."""
     if item.metric not in METRICS:
-        near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"
+        hint = nearest(item.metric, METRICS, "`headgate faults --metrics` lists them")
         return UserError(f"{path}.metric", f"{show(item.metric)} is not a metric", hint)
     compiled = compile_expectation(item)
     field = f".{compiled.problem_field}" if compiled.problem_field else ""

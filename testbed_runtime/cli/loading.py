@@ -29,6 +29,11 @@ SHOWN_FILES = 12
 
 
 WITHOUT_EFFECT = "Flink options without effect here"
+_NO_TEXT = ("is not UTF-8 text", "save it as UTF-8")
+_NO_JAR = (
+    "is a JAR, and your code does not run here",
+    "`headgate new QUESTION` writes a scenario, in which you describe the shape of your job",
+)
 
 
 class Loaded(Struct, frozen=True):
@@ -154,7 +159,7 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise UserError(str(path), "is a folder", "name a file") from None
     except UnicodeDecodeError:
-        raise UserError(str(path), "is not UTF-8 text") from None
+        raise UserError(str(path), *_NO_JAR if path.suffix == ".jar" else _NO_TEXT) from None
     except PermissionError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from None
 

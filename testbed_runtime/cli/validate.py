@@ -185,10 +185,16 @@ def _check_document(path: Path, document: Document, on: options.Environment | No
     findings = validate_kind(document.data)
     for problem in findings.errors:
         checked.add(problem, document.line(problem.path))
-    checked.warnings += loading.notes(findings)
+    checked.warnings += [_with_line(document, note) for note in loading.notes(findings)]
     if isinstance(findings.resource, Scenario) and not findings.errors:
         _check_plan(checked, findings.resource, path, on)
     return checked
+
+
+def _with_line(document: Document, note: str) -> str:
+    """Return a note with the line of the field that it begins with, if it does."""
+    field, separator, _ = note.partition(": ")
+    return f"line {document.line(field)}: {note}" if separator and field.startswith("spec") else note
 
 
 def _check_conf(path: str, conf: FlinkConf, flink_version: str | None) -> Checked:
@@ -208,6 +214,7 @@ def _check_conf(path: str, conf: FlinkConf, flink_version: str | None) -> Checke
     )
     for problem in (*found.errors, *found.contradictions):
         checked.add(problem, conf.line(problem.path))
+    checked.warnings += filter(None, [conf.not_read_by(version, Path(path).name)])
     checked.warnings += [conf.place(warning, "line ", ": ") + warning for warning in found.warnings]
     if found.without_effect:
         checked.warnings.append(f"{loading.WITHOUT_EFFECT}: {', '.join(found.without_effect)}")

@@ -31,6 +31,8 @@ class Row(Struct, frozen=True):
     reference: str = ""
     """`Default` (Flink's defaults) or `Current` (the unchanged scenarios) for a row that is not part of the grid, or that has the
     same values."""
+    varied: tuple[str, ...] = ()
+    """The options that differ between the rows of the grid. They are enough to name a row; none: all are needed."""
 
     @property
     def in_grid(self) -> bool:
@@ -39,9 +41,18 @@ class Row(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The row as `key=value, key=value`, or the name of the reference; both if they are the same."""
+        """The options that tell the row from others, as `key=value, key=value`, or the name of the reference; both if they are the
+        same."""
+        return self._named({key: self.options[key] for key in self.varied if key in self.options})
+
+    @property
+    def full_text(self) -> str:
+        """The row as `text`, with all options."""
+        return self._named(self.options)
+
+    def _named(self, options: Mapping[str, str]) -> str:
         name = REFERENCES.get(self.reference, "")
-        values = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        values = ", ".join(f"{key}={value}" for key, value in (options or self.options).items())
         return f"{values} ({name})" if values and name else values or name
 
 
@@ -58,7 +69,11 @@ def rows(spec: TuningStudySpec) -> tuple[Row, ...]:
     """Return every combination, then the references. The budget of a study allows at most limits.MAX_STUDY_RUNS."""
     keys = [option.key for option in spec.options]
     combinations = itertools.product(*(option.values for option in spec.options))
-    found = [Row(number, dict(zip(keys, values, strict=True))) for number, values in enumerate(combinations)]
+    varied = tuple(option.key for option in spec.options if len(option.values) > 1)
+    found = [
+        Row(number, dict(zip(keys, values, strict=True)), varied=varied)
+        for number, values in enumerate(combinations)
+    ]
     found += [Row(len(found) + i, {}, reference) for i, reference in enumerate(spec.references)]
     return tuple(found)
 
@@ -83,7 +98,7 @@ def check_variants(spec: TuningStudySpec, known: Mapping[str, Sequence[str]]) ->
 
 
 def _name(study: str, row: Row, scenario: str) -> str:
-    digest = hashlib.sha256(f"{study}/{row.text}/{scenario}".encode()).hexdigest()[:HASH_LENGTH]
+    digest = hashlib.sha256(f"{study}/{row.full_text}/{scenario}".encode()).hexdigest()[:HASH_LENGTH]
     room = limits.MAX_RUN_NAME - HASH_LENGTH - ROW_DIGITS - 2
     return f"{study[:room].rstrip('-')}-{row.number}-{digest}"
 

@@ -122,7 +122,7 @@ def _kind(line: Line) -> str:
 
 
 def _point(x: float, y: float, line: Line) -> str:
-    where = f"{line.row.text}: {', '.join(line.texts)}"
+    where = f"{line.row.full_text}: {', '.join(line.texts)}"
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[_kind(line)]}"><title>{escape(where)}</title></circle>'
 
 

@@ -394,7 +394,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
             NO_ROW,
             *(f"{count} of {len(lines)} rows: {reason}" for reason, count in reasons),
         ]
-    found = [f"best: {chosen.row.text}{HOW_TO_KEEP.get(chosen.row.reference, '')}"]
+    found = [f"best: {chosen.row.full_text}{HOW_TO_KEEP.get(chosen.row.reference, '')}"]
     references = {line.row.reference: line for line in lines if line.row.reference}
     for name in (DEFAULT, CURRENT):
         other = references.get(name)

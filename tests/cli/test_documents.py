@@ -135,6 +135,7 @@ def test_new_never_overwrites_a_document(headgate, tmp_path):
     ("arguments", "words"),
     [
         (["late-produser"], "did you mean late-producer?"),
+        (["PartitionNotFoundExeption"], "did you mean PartitionNotFoundException?"),
         ([], "QUESTION: is missing (write one of taskmanager-killed,"),
         (["late-producer", "--flink-version", "3.0"], "--flink-version: '3.0' is not a known"),
     ],
@@ -517,6 +518,48 @@ def test_validate_checks_a_flink_configuration_as_another_version_reads_it(headg
     said = headgate("validate", conf, "--flink-version", "v1_17")
     assert said.returncode == exits.ERROR
     assert "--flink-version: 'v1_17' is not a known version of Flink (the nearest is '1.17'" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "version", "warning"),
+    [
+        ("flink-conf.yaml", "heartbeat.timeout: 50000 ms\n", "2.0", "Flink 2.0 reads config.yaml instead of flink-conf.yaml"),
+        ("flink-conf.yaml", "heartbeat.timeout: 50000 ms\n", "1.20", ""),
+        ("config.yaml", "heartbeat: {timeout: 50000}\n", "1.17", "Flink 1.17 reads flink-conf.yaml instead of config.yaml"),
+        ("config.yaml", "heartbeat: {timeout: 50000 ms}\n", "1.19", ""),
+        ("options.yaml", "heartbeat.timeout: 50000 ms\n", "2.0", ""),
+    ],
+)  # fmt: skip
+def test_validate_warns_about_a_file_that_the_version_does_not_read(
+    headgate, tmp_path, name, text, version, warning
+):
+    """Flink 2.0 does not start with a flink-conf.yaml, however valid its options are."""
+    (tmp_path / name).write_text(text)
+    said = headgate("validate", tmp_path / name, "--flink-version", version)
+    assert (said.returncode, " instead of " in said.stdout) == (exits.PASS, bool(warning))
+    assert warning in said.stdout
+
+
+def test_a_jar_and_a_text_that_is_not_utf_8_say_what_to_do(headgate, tmp_path):
+    """A newcomer passes the JAR of the job."""
+    for name, words in {
+        "job.jar": "is a JAR, and your code does not run here (`headgate new QUESTION` writes a scenario",
+        "scenario.yaml": "is not UTF-8 text (save it as UTF-8)",
+    }.items():
+        (tmp_path / name).write_bytes(b"PK\x03\x04\xff\xfe")
+        assert words in headgate("simulate", tmp_path / name).stderr
+
+
+def test_a_warning_about_a_scenario_names_its_line(headgate, tmp_path):
+    """As errors do."""
+    path = tmp_path / "scenario.yaml"
+    headgate("new", "late-producer", "-o", path)
+    path.write_text(path.read_text().replace("equals: RUNNING", "equals: RUNING"))
+    (line,) = (n for n, text in enumerate(path.read_text().splitlines(), 1) if "RUNING" in text)
+    words = (
+        f"  warning: line {line}: spec.expect[1].equals: job.state is never RUNING (did you mean RUNNING?)"
+    )
+    assert words in headgate("validate", path).stdout
 
 
 def test_validate_names_the_version_that_a_flink_deployment_cannot_have(headgate, tmp_path):

@@ -347,15 +347,15 @@ def test_labels_of_rows_with_equal_values_are_not_drawn_over_each_other():
 def test_a_long_row_is_labelled_with_its_values():
     """Its keys would not fit beside its point; they are in the point's title."""
     options = [
-        {"key": "heartbeat.interval", "values": ["1 s", "5 s"]},
-        {"key": "heartbeat.rpc-failure-threshold", "values": ["2"]},
+        {"key": "heartbeat.interval", "values": ["1 s"]},
+        {"key": "taskmanager.network.partition-request-timeout", "values": ["10 s", "20 s"]},
     ]
     study, found = heartbeat_lines(
         *(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)), options=options
     )
     drawn = ElementTree.fromstring(picture(study, found))
-    assert "best: 1 s, 2" in [t.text for t in drawn.findall("{*}text")]
-    assert any("heartbeat.rpc-failure-threshold=2" in str(t.text) for t in drawn.findall(".//{*}title"))
+    assert "best: 1 s, 10 s" in [t.text for t in drawn.findall("{*}text")]
+    assert any("heartbeat.interval=1 s" in str(t.text) for t in drawn.findall(".//{*}title"))
 
 
 def test_the_reason_of_a_row_is_that_of_its_worst_verdict():
@@ -398,6 +398,17 @@ def test_a_quantile_over_too_few_trials_is_a_warning_before_anything_runs(tmp_pa
     study, _ = load_study(tmp_path)
     (found,) = [d for d in doubts(study, find_scenarios(study, [tmp_path])) if "quantile" in d]
     assert "p95 over trials needs 20, there are 2" in found
+
+
+def test_a_row_is_named_by_the_options_that_tell_it_from_others():
+    """An option with one value is the same in every row; the recommendation has it too, because the row was tried with it."""
+    fixed = {"key": "restart-strategy.type", "values": ["fixed-delay"]}
+    study = spec(options=[{"key": "heartbeat.timeout", "values": ["12 s", "24 s"]}, fixed])
+    found = lines(study, *[verdict("Pass", failovers_count=0.0, throughput_relative=1.0)] * 4)
+    assert [line.row.text for line in found] == ["heartbeat.timeout=12 s", "heartbeat.timeout=24 s"]
+    assert (
+        score.conclusion(study, found)[0] == "best: heartbeat.timeout=12 s, restart-strategy.type=fixed-delay"
+    )
 
 
 def test_a_row_that_did_not_recover_is_never_recommended():

@@ -179,7 +179,7 @@ async def test_nothing_is_applied_when_no_row_passes() -> None:
         (
             {}, {"expect": [{"metric": "delivery.lots", "equals": 0}]},
             "spec.scenarios[0].name: the Scenario 'late' is invalid: spec.expect[0].metric: 'delivery.lots' is not a metric (did you mean "
-            "delivery.lost or recovery.slots or delivery.corrupted?) (correct it and create the study again)",
+            "delivery.lost?) (correct it and create the study again)",
         ),
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.errors import nearest
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
@@ -276,7 +277,7 @@ def _doubts(info: Metric, field: str, bound: str) -> Iterator[str]:
         if info.values and bound and not any(_matches(bound, value) for value in info.values):
             # `running` is meant as RUNNING
             meant = next((f"write {v}" for v in info.values if v.lower() == bound.lower()), "")
-            hint = meant or f"there are {', '.join(info.values)}"
+            hint = meant or nearest(bound, info.values)
             yield f"{info.name} is never {bound} ({hint})"
         return
     value = parse_bound(bound, info.unit)
