@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.common import Entry, options
 from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
-from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
+from testbed_runtime.checking.faults import FaultEffect, added_delays, round_trip_delays, targets_of
 from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
 from testbed_runtime.checking.lasting import each_segment, with_slack
 from testbed_runtime.checking.rounds import responsible
@@ -116,13 +116,7 @@ class _Ends:
         faults = {str(f["name"]): f for f in entry.get("faults") or ()}
         self.asked = {name: round(float(f.get("duration_s") or 0) * NS) for name, f in faults.items()}
         self.planes = {name: str(f.get("plane") or "") for name, f in faults.items()}
-        self.delays = added_delays(entry)
-        self.of_round_trip = {
-            name
-            for name, f in faults.items()
-            if f.get("direction", "both") != "both" or (f.get("params") or {}).get("mode") == "round-trip"
-        }
-        """The latencies whose delay is that of a round trip, not of each direction."""
+        self.delays, self.round_trips = added_delays(entry), round_trip_delays(entry)
         chosen = options(entry)
         self.interval_ns = round(chosen.duration("heartbeat.interval") * NS)
         self.tolerated = chosen.integer("execution.checkpointing.tolerable-failed-checkpoints")
@@ -210,9 +204,7 @@ class _Ends:
     def _answered(self, lost: Wait) -> int | None:
         """Return how long a heartbeat is missing that only comes late: the next request is delayed, and then its answer."""
         late = [e for e in self.effects if e.kind == _LATENCY and not e.on_data_alone and acts_on(e, lost)]
-        needed = self.interval_ns + sum(
-            self.delays[e.fault] * (1 if e.fault in self.of_round_trip else 2) for e in late
-        )
+        needed = self.interval_ns + sum(self.round_trips[e.fault] for e in late)
         return None if not late or self._dead(lost.what, lost.start_ns + needed) else needed
 
     def _checkpoint_expires(self, lost: Wait, until_ns: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.checking.common import Entry, data, events, windows
-from testbed_runtime.core.faults.kinds import FAMILIES
+from testbed_runtime.core.faults.kinds import FAMILIES, per_direction
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import PLANES
 from testbed_runtime.core.faults.vocabulary import Hides
@@ -166,11 +166,15 @@ def parameters(entry: Entry) -> dict[str, Mapping[str, Any]]:
 
 
 def added_delays(entry: Entry) -> dict[str, int]:
-    """Map each fault of a trial to the delay that it adds to what passes, or to each message."""
-    return {
-        name: round(max(float(params.get(key) or 0) for key in _DELAYS) * NS)
-        for name, params in parameters(entry).items()
-    }
+    """Map each fault of a trial to the delay that it adds to what passes in one direction, or to each message."""
+    own = {name: per_direction(params) for name, params in parameters(entry).items()}
+    return {name: round(max(float(p.get(key) or 0) for key in _DELAYS) * NS) for name, p in own.items()}
+
+
+def round_trip_delays(entry: Entry) -> dict[str, int]:
+    """Map each fault of a trial to the delay that it adds to a round trip."""
+    one_way = {str(f["name"]) for f in entry.get("faults") or () if f.get("direction", "both") != "both"}
+    return {name: delay if name in one_way else 2 * delay for name, delay in added_delays(entry).items()}
 
 
 def held_times(trial: Trial, entry: Entry) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import Entry, data, events, options
-from testbed_runtime.checking.faults import FaultEffect, added_delays
+from testbed_runtime.checking.faults import FaultEffect, round_trip_delays
 from testbed_runtime.core.job.limits import option_limit, restart_delay
 from testbed_runtime.core.job.messages import RequestSlot
 from testbed_runtime.core.job.registration import RegistrationConfig, RetryingRegistration
@@ -118,8 +118,8 @@ def with_expired_attempts(waits: Iterable[Wait], entry: Entry, effects: Iterable
     attempts that timed out although the JobManager answered each one, and the last attempt. Other faults are
     left out: a fault that lets nothing pass or keeps the JobManager busy would also have delayed an attempt
     with a longer timeout."""
-    delays = added_delays(entry)
-    round_trips = {e.fault: 2 * delays.get(e.fault, 0) for e in effects if _slows_down(e)}
+    delays = round_trip_delays(entry)
+    round_trips = {e.fault: delays.get(e.fault, 0) for e in effects if _slows_down(e)}
     found: list[Wait] = []
     for wait in waits:
         expired_ns = 0

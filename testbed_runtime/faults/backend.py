@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from testbed_runtime.core.errors import FaultNotApplied, HeadgateError
+from testbed_runtime.core.faults.kinds import per_direction
 from testbed_runtime.core.faults.links import Flow, flows_of, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
@@ -88,18 +89,10 @@ def rule_of(request: FaultRequest) -> Rule:
         deadline=request.deadline,
         flows=flows_of(request.targets, "both" if half_open else fault.direction),
         planes=planes_of(fault),
-        params=per_direction(fault),
+        params=per_direction(fault.params),
         gone=owners_of(request.targets) if half_open else (),
         seed=request.seed,
     )
-
-
-def per_direction(fault: Fault) -> dict[str, Any]:
-    """Return a fault's parameters for one direction: a round trip's latency and jitter are halved."""
-    if fault.params.get("mode") != "round-trip":
-        return fault.params
-    halved = {k: v / 2 if k in ("latency_s", "jitter_s") else v for k, v in fault.params.items()}
-    return {**halved, "mode": "one-way"}
 
 
 def planes_of(fault: Fault) -> tuple[str, ...]:

@@ -21,11 +21,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import AgentSilent, FaultNotApplied, HeadgateError
+from testbed_runtime.core.faults.kinds import per_direction
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, logical_name, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, SUPERVISOR
-from testbed_runtime.faults.backend import Unreachable, per_direction
+from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.http import FaultClient
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
@@ -97,7 +98,7 @@ def _packet_parts(fault: Fault, targets: tuple[str, ...], task_managers: Sequenc
         for receiver in receivers:
             senders.setdefault(receiver, {})[source] = None
     # as the receiving pods see it: `to` them, half of a round trip each
-    seen = replace(fault, direction="to", params=per_direction(fault))
+    seen = replace(fault, direction="to", params=per_direction(fault.params))
     return tuple(
         Part(Agent(receiver, PACKETS), seen, _received(receiver, list(sources)))
         for receiver, sources in senders.items()

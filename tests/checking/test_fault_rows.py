@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking.faults import check_faults
+from testbed_runtime.checking.faults import added_delays, check_faults, round_trip_delays
 from testbed_runtime.checking.timeseries import _faults
 
 ENTRY = {
@@ -78,3 +78,18 @@ def test_a_fault_that_had_no_time_to_begin_says_that_the_job_had_ended(
     drained = history.empty()
     drained.event("job.state", "job", 30.0, data={"from": "RUNNING", "to": state})
     assert check_faults(drained.trial(), entry)[0].reason == "FaultNotVerified", "its rows are missing"
+
+
+@pytest.mark.parametrize(
+    ("mode", "direction", "one_way", "round_trip"),
+    [("one-way", "both", 400, 800), ("one-way", "to", 400, 400), ("round-trip", "both", 200, 400)],
+)
+def test_a_latency_delays_a_direction_and_a_round_trip(
+    mode: str, direction: str, one_way: int, round_trip: int
+):
+    """The latency of a round trip is divided between both directions."""
+    entry = {"faults": [{"name": "far", "direction": direction, "params": {"latency_s": 0.4, "mode": mode}}]}
+    assert (added_delays(entry), round_trip_delays(entry)) == (
+        {"far": one_way * 1_000_000},
+        {"far": round_trip * 1_000_000},
+    )

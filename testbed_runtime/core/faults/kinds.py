@@ -6,6 +6,7 @@ A new kind is a declaration here and its effect in the backend that carries it; 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
@@ -29,6 +30,8 @@ MAX_BURST = 1_000
 """Packets lost in a row, on average."""
 MAX_ATTEMPTS = 1_000
 """Partition requests answered with `not found`."""
+ROUND_TRIP = "round-trip"
+"""The mode of a latency that is divided between both directions."""
 MAX_BYTES_PER_SECOND = 2**40
 """A ceiling above this limits nothing."""
 
@@ -136,7 +139,7 @@ _NETWORK = (
             choice(
                 "mode",
                 "`one-way`: added to each direction that the fault names; `round-trip`: half to each direction.",
-                {"one-way": "in each direction", "round-trip": "on each round trip"},
+                {"one-way": "in each direction", ROUND_TRIP: "on each round trip"},
             ),
             duration("jitter", "The delay varies uniformly by up to ± this much, which is at most the delay. The order of bytes is kept.", default="0 ms"),
             integer(
@@ -164,7 +167,7 @@ _NETWORK = (
             ),
             Constraint(
                 "direction",
-                lambda f: f.params.get("mode") != "round-trip" or f.direction == "both",
+                lambda f: f.params.get("mode") != ROUND_TRIP or f.direction == "both",
                 "a round trip covers both directions",
                 "write both, or mode: one-way",
             ),
@@ -458,3 +461,11 @@ def kind_of(fault: Fault) -> Kind:
         hint = nearest(fault.kind, KINDS, "`headgate faults` lists the kinds")
         raise UserError(f"faults[{fault.name}].kind", f"{fault.kind!r} is not a fault kind", hint)
     return kind
+
+
+def per_direction(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fault's parameters for one direction: a round trip's latency and jitter are halved."""
+    if params.get("mode") != ROUND_TRIP:
+        return dict(params)
+    halved = {k: v / 2 if k in ("latency_s", "jitter_s") else v for k, v in params.items()}
+    return {**halved, "mode": "one-way"}

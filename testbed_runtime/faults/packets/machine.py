@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.core.faults.kinds import per_direction
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.faults.backend import per_direction
 
 MAX_QUEUE_S = 0.2
 """Under a ceiling, packets that would wait longer are lost, as in a router with a full buffer; this is what slows TCP down."""
@@ -47,7 +47,7 @@ class Impairment(Struct, frozen=True):
 
 def impairment_of(fault: Fault) -> Impairment:
     """Return what a fault does to the packets of one direction."""
-    params = per_direction(fault)
+    params = per_direction(fault.params)
     ratio = _number(params, "percent") / PERCENT
     match fault.kind:
         case "network.latency":
