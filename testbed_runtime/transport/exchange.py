@@ -97,6 +97,7 @@ class _Meter:
         self._by_receiver: dict[InputChannelID, SubpartitionReport] = {}
         self.watermark_types: deque[DataType] = deque()
         self.on_frame: Callable[[], None] | None = None
+        """Called for each frame, except for requests and credit, which need no answer before."""
 
     def seen(self, side: str, link: str, frame: Frame) -> None:
         del side, link
@@ -113,7 +114,7 @@ class _Meter:
             if report is not None and not report.buffers:
                 self._by_receiver[frame.receiver] = report
                 report.credits = frame.initial_credit
-        elif self.on_frame is not None:
+        if self.on_frame is not None and not isinstance(frame, AddCredit | PartitionRequest):
             self.on_frame()
 
     def _buffer(self, report: SubpartitionReport, frame: BufferResponse) -> None:
@@ -347,9 +348,7 @@ async def fetch(
         client = await connections.client("producer", request.address)
         fetcher.gate.set_up()
         client.add(fetcher.channel)
-        silence = asyncio.get_running_loop().call_later(
-            SILENCE_S, lambda: None if report.buffers or report.events else waiting()
-        )
+        silence = asyncio.get_running_loop().call_later(SILENCE_S, waiting)
         meter.on_frame = silence.cancel  # a refusal is an answer too
         try:
             await fetcher.run()
