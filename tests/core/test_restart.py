@@ -290,6 +290,16 @@ def test_J_07_until_1_18_a_jitter_may_shorten_the_first_delay_but_lengthens_none
     assert (strategy.backoff_s(0), strategy.option) == (300.0, EXPONENTIAL + "max-backoff")
 
 
+@pytest.mark.parametrize("build", [ExponentialDelay, EarlierExponentialDelay])
+def test_a_maximum_that_equals_the_initial_delay_decides_none(
+    build: type[ExponentialDelay | EarlierExponentialDelay],
+):
+    """It cannot be lower: only a lower initial delay shortens the restart."""
+    strategy = build(ExponentialConfig(3.0, 3.0, 2.0, 3600, 0.0, 13), middle)
+    strategy.notify_failure(0)
+    assert (strategy.backoff_s(0), strategy.option) == (3.0, EXPONENTIAL + "initial-backoff")
+
+
 def test_J_07_in_1_12_there_is_no_exponential_delay():
     """RestartBackoffTimeStrategyFactoryLoader of 1.12 does not know the name."""
     options = Options({"restart-strategy": "exponential-delay"}, flink_version="1.12")

@@ -206,6 +206,11 @@ class ExponentialConfig(Struct, frozen=True):
         ):
             require_option(holds, text, EXPONENTIAL + key, hint)
 
+    def option_of(self, backoff_ms: int) -> str:
+        """Return the option that decided a delay. The maximum decides none that has not grown: it cannot be lower than the initial delay."""
+        initial, largest = _millis(self.initial_s), _millis(self.max_s)
+        return EXPONENTIAL + ("max-backoff" if initial < largest <= backoff_ms else "initial-backoff")
+
     def text(self, state: str) -> str:
         """Return Flink's text of a strategy with this configuration in this state."""
         return (
@@ -229,8 +234,7 @@ class ExponentialDelay(RestartStrategy):
 
     @property
     def option(self) -> str:
-        capped = self._backoff_ms is not None and self._backoff_ms >= _millis(self._config.max_s)
-        return EXPONENTIAL + ("max-backoff" if capped else "initial-backoff")
+        return self._config.option_of(self._backoff_ms or 0)
 
     @property
     def text(self) -> str:
@@ -293,7 +297,7 @@ class EarlierExponentialDelay(RestartStrategy):
 
     @property
     def option(self) -> str:
-        return EXPONENTIAL + ("max-backoff" if self._backoff_ms >= self._max_ms else "initial-backoff")
+        return self._config.option_of(self._backoff_ms)
 
     def notify_failure(self, now: float) -> bool:
         now_ms, last_ms = _millis(now), self._last_failure_ms
