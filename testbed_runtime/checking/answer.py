@@ -14,6 +14,7 @@ from testbed_runtime.checking.apart import (
     awaited_by,
     hits_of,
     lost_in,
+    stalled_taskmanager,
     until_each_has_recovered,
 )
 from testbed_runtime.checking.avoidable import is_of, with_enough
@@ -32,6 +33,7 @@ from testbed_runtime.checking.common import (
     windows,
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
+from testbed_runtime.checking.executions import used_in
 from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, parameters
 from testbed_runtime.checking.lasting import (
@@ -185,6 +187,8 @@ class _Paths:
         """The fault of the outage that is being attributed."""
         self.awaited = frozenset[str]()
         """The TaskManagers for which the job waits in that outage."""
+        self.felt = waits
+        """The waits without the pauses of TaskManagers that the job did not use in that outage."""
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
@@ -192,6 +196,8 @@ class _Paths:
         self.outage_fault = "" if outage.fault is None else outage.fault.fault
         lost = lost_in(self.effects, self.waits, outage.effect, outage.end)
         self.awaited = awaited_by(self.entry, lost, self.waits, outage.effect, outage.end)
+        used = self.awaited | used_in(self.trial, outage.effect, outage.end)
+        self.felt = [w for w in self.waits if (name := stalled_taskmanager(w)) is None or name in used]
         rounds = self._rounds(outage)
         segments = [s for r in rounds for s in r.segments]
         reason = "" if outage.recovered else NOT_RECOVERED
@@ -322,7 +328,7 @@ class _Paths:
         self, outage: Outage, span: RoundSpan, stepped: Sequence[Wait], end: int
     ) -> tuple[list[Wait], Wait]:
         """Return the waits of a round, and the wait that ended it."""
-        waits = list(self.waits)
+        waits = list(self.felt)
         if span.failure is not None:
             if span.running is not None and span.running < end:  # the failure interrupted the catch-up
                 until, backlog = end + EPSILON_NS, self._backlog(outage, span.running)

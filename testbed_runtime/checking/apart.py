@@ -20,7 +20,7 @@ from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
@@ -232,6 +232,12 @@ def missing_taskmanagers(entry: Entry, lost: int) -> int:
     managers = (entry.get("job") or {}).get("taskManagers") or {}
     replicas, slots = int(managers.get("replicas") or 0), int(managers.get("slots") or 1)
     return max(0, -(-needed // slots) - replicas + max(1, lost)) if needed and replicas else 0
+
+
+def stalled_taskmanager(wait: Wait) -> str | None:
+    """Return the TaskManager whose pause or stall this is. None for any other wait."""
+    name = logical_name(wait.what if wait.who == EVERYTHING else wait.who)
+    return name if wait.kind == "stalled" and is_task_manager(name) else None
 
 
 def awaited_by(

@@ -125,8 +125,10 @@ class TaskSeries(Struct, frozen=True):
     lag_ns: Ints
 
     def received_until(self, t_ns: int) -> float:
-        """Return the records received by then, interpolated between samples; 0 before the first sample."""
-        return float(np.interp(t_ns, self.t_ns, self.records_in, left=0.0)) if len(self.t_ns) else 0.0
+        """Return the records received by then, according to the last sample; 0 before the first one. The next sample also counts what
+        arrived later, for example when a pause had ended."""
+        samples = int(np.searchsorted(self.t_ns, t_ns, side="right"))
+        return float(self.records_in[samples - 1]) if samples else 0.0
 
 
 def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:

@@ -59,3 +59,10 @@ def places(trial: Trial, before_ns: int) -> dict[str, str]:
     """Map each subtask to the TaskManager of its newest attempt before that time."""
     changes = [e for e in events(trial, "task.state") if e["t_ns"] < before_ns]
     return {e["subject"]: logical_name(str(data(e).get("taskmanager"))) for e in changes}
+
+
+def used_in(trial: Trial, start_ns: int, end_ns: int) -> frozenset[str]:
+    """Return the TaskManagers that ran tasks at the start of a span, or were given some in it."""
+    given = [e for e in events(trial, "task.state") if start_ns <= e["t_ns"] <= end_ns]
+    names = (logical_name(str(data(e).get("taskmanager"))) for e in given)
+    return frozenset(places(trial, start_ns).values()).union(names)

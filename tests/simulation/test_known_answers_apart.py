@@ -74,6 +74,14 @@ def of_delay(name: str, *faults: dict[str, Any], **more: Any) -> Lowered:
 STRATEGY = {"jobmanager.execution.failover-strategy": "full", DELAY: "3 s"}
 BOTH = [fault(r, "1 s", of_region(r), at=at, **KILL) for r, at in (("a", "0 s"), ("b", "1 s"))]
 WHOLE = Case("whole", BOTH, "", 0.0, options={**QUICK, **STRATEGY}, managers={"replicas": 6})
+PAUSED_REGION = Case(
+    "paused-region",
+    [
+        fault("kill", "1 s", of_region("a"), **KILL),
+        fault("gc", "3 s", {"taskManagers": {"running": "source-of-b", "mode": "one"}}, at="1 s", **PAUSE),
+    ],
+    "", 0.0, options=QUICK, managers={"replicas": 6},
+)  # fmt: skip
 CASES = [
     of_delay("second-loss", killed("one", 0), killed("two", 1, "5 s")),
     of_delay("third-loss", killed("one", 0), killed("two", 1, "4 s"), killed("three", 2, "7 s")),
@@ -87,6 +95,7 @@ CASES = [
     of_delay("cut-in-the-delay", killed("one", 2), cut("partition", 0, "6500 ms", "4 s")),
     of_delay("cut-that-ends-after-the-delay", killed("one", 2), cut("partition", 0, "6500 ms", "8 s")),
     of_delay("stall-in-the-delay", killed("one", 2), cut("stall", 3, "3 s", "6 s")),
+    Lowered(PAUSED_REGION, REACHABILITY, QUICKEST, REGIONS),
     Lowered(three("0 s"), REACHABILITY, QUICKEST, regions("abc"), limited=False),
     Lowered(three("5 s"), REACHABILITY, QUICKEST, regions("abc")),
     Lowered(WHOLE, REACHABILITY, QUICKEST, REGIONS, limited=False),
@@ -166,3 +175,11 @@ def test_a_replacement_before_the_jobmanager_is_killed_saves_its_whole_delay(tmp
     case = Case("sooner", faults, "", 0.0, options=QUICK, managers=managers, observation="30 s")
     (found,) = of_case(case, tmp_path).recoveries
     assert promised(found, "replaceLost") == (pytest.approx(4.0, abs=TOLERANCE_S), False)
+
+
+def test_a_paused_region_has_the_seconds_after_another_one_has_restarted(tmp_path: Path):
+    """The first sample after the pause counts what arrived in its last 0.1 s, too: the region got nothing before."""
+    (found,) = of_case(PAUSED_REGION, tmp_path, REGIONS).recoveries
+    owned = {price.option or price.text: price.seconds for price in found.prices}
+    assert owned[REACHABILITY] == pytest.approx(1.9, abs=TOLERANCE_S)
+    assert owned["end of the fault `gc`"] == pytest.approx(4.0 - 1.95, abs=TOLERANCE_S)

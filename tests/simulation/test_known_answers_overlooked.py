@@ -26,6 +26,7 @@ from tests.simulation.test_known_answers import (
     LEADER,
     NO_SPARE,
     QUICK,
+    REACHABILITY,
     RENEW,
     SINK,
     SOURCE,
@@ -45,6 +46,7 @@ DELAY = "restart-strategy.fixed-delay.delay"
 EXPONENTIAL = "restart-strategy.exponential-delay"
 ON_TM_0 = {"taskManagers": {"names": ["tm-0"]}}
 ON_TM_2 = {"taskManagers": {"names": ["tm-2"]}}
+ON_TM_5 = {"taskManagers": {"names": ["tm-5"]}}
 RESET = {"network": {"reset": {}}}
 BUSY_SUBMISSIONS = [
     fault("slow", "20 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "4 s"}}),
@@ -206,6 +208,14 @@ CASES = [
     Case(  # the first slow renewal begins at 12 s and is in time, the second one ends with the fault. The job runs meanwhile
         "leadership-lost-to-a-slow-store", [fault("slow", "12 s", JOBMANAGER, store={"slow": {"delay": "7 s"}})], RENEW, 5.1, failovers=1,
         options=LEADER, observation="30 s",
+    ),
+    Case(  # tm-5 runs no task: it does not matter that its pause ends 2 ms after the first record, or 6 ms before the restart delay
+        "unused-taskmanager-paused-until-the-first-record", [fault("gc", "1953 ms", ON_TM_5, process={"pause": {}}), fault("kill", "1 s", ON_TM_2, **KILL)],
+        REACHABILITY, DETECTION_S, failovers=1, options=QUICK, managers={"replicas": 6},
+    ),
+    Case(
+        "unused-taskmanager-paused-in-a-restart-delay", [fault("gc", "4895 ms", ON_TM_5, process={"pause": {}}), fault("kill", "1 s", ON_TM_2, **KILL)],
+        DELAY, 3.0, failovers=1, options={**QUICK, HEARTBEAT: "6 s", DELAY: "3 s"}, managers={"replicas": 6},
     ),
     Case(  # the stall hides that it is gone. Calls to it fail from 11 s on, 0.9 s after the stall
         "killed-behind-a-stall",
