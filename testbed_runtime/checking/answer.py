@@ -70,15 +70,13 @@ from testbed_runtime.checking.steps import (
     steps,
 )
 from testbed_runtime.checking.unrecorded import is_slot_request
+from testbed_runtime.checking.waitcauses import busy_texts, window_text, windows_before_sinks
 from testbed_runtime.checking.waits import (
     SILENT,
-    busy_texts,
     fault_wait,
     lasts_until,
     read_waits,
     starved_words,
-    window_text,
-    windows_before_sinks,
     without_splits,
 )
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES

@@ -6,14 +6,26 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import Entry, busiest, data, events, job_shape, options, task_series
+from testbed_runtime.checking.common import Entry, data, events, options
 from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
 from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.unrecorded import expired_slot_requests, lost_waits, with_expired_attempts
+from testbed_runtime.checking.waitcauses import (
+    SLOW_NS,
+    SUBMISSION,
+    behind_its_input,
+    busy_texts,
+    named,
+    ordinal,
+    replayed,
+    stopped_kind,
+    stopped_words,
+    windows_before_sinks,
+    worked_for,
+)
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
-from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.trial.plan import NEVER
@@ -22,7 +34,6 @@ from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
 from testbed_runtime.core.waits import (
     EVERYTHING,
     JOBMASTER_NAME,
-    KINDS,
     POD_STEPS,
     REPLACE_LOST,
     Limit,
@@ -31,51 +42,11 @@ from testbed_runtime.core.waits import (
 )
 from testbed_runtime.history.schema import Trial
 
-SLOW_NS = 250_000_000
-"""A shorter wait is not blamed on a fault that was active, unless it expired."""
 ANSWERED_NS = 20_000_000
 """A running producer answers a request within this time, unless it has no data yet."""
 _AT_ONCE = 50
 """A producer that was running after 1/_AT_ONCE of a wait counts as running for the whole wait: the tasks of one
 deployment start about 0.1 s apart on a busy machine."""
-_SERVICE_TIMES = {
-    "headgate.jobmanager.service-time": (
-        "jobmanager",
-        "cancellation",
-        "slot",
-        "deployment",
-        "failure-report",
-    ),
-    "headgate.taskmanager.service-time": ("cancellation", "slot", "deployment"),
-}
-"""The option of each component's service time, with the kinds of waits that it prolongs."""
-_HOLDS_UP = {
-    "registration": ("partition",),
-    "store": ("restore", "checkpoint", "completion", "leadership"),
-    "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot", "jobmanager"),
-    "network": ("restore", "partition", "first-record", "connection"),
-    "frames": ("partition", "first-record"),
-    "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
-}
-"""Families of faults, with the kinds of waits that they prolong. A network fault on the RPC plane acts like the
-family rpc."""
-_ON_BOTH_PLANES = ("restore", "partition")
-"""A network fault on the RPC plane alone prolongs these too: a consumer asks the JobMaster for the state of its
-producer."""
-_ALL_TRAFFIC = ("network", "frames")
-"""Families that delay all traffic. A fault of another family is preferred as the cause of a wait that it covers for
-at least half of its time."""
-_DATA, _RPC, _ = PLANES
-_SUBMISSION = "runner/submission"
-"""The id of the wait for the job to be created."""
-_UNFLUSHED = (
-    "a full buffer or a checkpoint, which alone send records without execution.buffer-timeout.enabled"
-)
-BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
-_FLUSHED_BEFORE = "records in buffers that are not full, which {} had not flushed yet"
-_ANSWER = "the answer of a channel's producer"
-_NO_SLOT = "no TaskManager had a free slot"
-_IN_VAIN = (Outcome.EXPIRED, Outcome.OPEN)
 SILENT = (
     "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
 )  # fmt: skip
@@ -88,7 +59,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     """Return all waits of the trial, ordered by their end. `cause` says in words what was waited for. The waits that
     a paused or dead process did not record are derived from the faults and from the exits of processes."""
     busy = busy_texts(entry)
-    planes = {str(f["name"]): str(f.get("plane") or _DATA) for f in entry.get("faults") or ()}
+    planes = {str(f["name"]): str(f.get("plane") or PLANES[0]) for f in entry.get("faults") or ()}
     recorded = _without_idle(trial, [Wait.from_row(row) for row in trial.rows("waits")])
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
@@ -100,19 +71,20 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     restarts = [e["t_ns"] for e in events(trial, "failover.started")]
     recorded = [_since_its_fault(trial, w, closing, restarts) for w in recorded]
     silent = {e.fault for e in effects if _is_silent(e)}
-    found = [_unheard(_named(w, effects, busy, planes), silent) for w in recorded]
+    found = [_unheard(named(w, effects, busy, planes), silent) for w in recorded]
     found += held_supersteps(trial, found, effects)
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found, {e.fault for e in effects if e.kind.startswith("registration.")})
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(trial, entry)
-    found = [_worked_for(trial, _replayed(trial, w, restored, entry), windows, entry) for w in found]
+    found = [worked_for(trial, replayed(trial, w, restored, entry), windows, entry) for w in found]
+    found = [behind_its_input(trial, w) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
     found = _with_replacements(trial, entry, effects, found, end_ns)
-    others = [e for e in effects if _stopped_kind(e) != "jobmanager"]
-    lost = [w if w.cause else _named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
+    others = [e for e in effects if stopped_kind(e) != "jobmanager"]
+    lost = [w if w.cause else named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     methods = {name: str(params.get("method") or "") for name, params in parameters(entry).items()}
     found += held_messages(found, effects, held_times(trial, entry), planes, methods)
@@ -179,7 +151,7 @@ def _since_its_fault(
     still arrive. A fault before a restart does not count, because the restart opened a new connection."""
     if wait.kind != "connection" or wait.option:
         return wait
-    ends = {_ordinal(wait.wait.partition("/")[0]), _ordinal(wait.what), ANYBODY, ""}
+    ends = {ordinal(wait.wait.partition("/")[0]), ordinal(wait.what), ANYBODY, ""}
 
     def decided(fault: FaultEffect) -> bool:
         if wait.start_ns < fault.begun_ns:
@@ -209,74 +181,13 @@ def submission_wait(trial: Trial) -> Wait | None:
     if created is None or not asked or created - asked[0] < SLOW_NS:
         return None
     return Wait(
-        wait=_SUBMISSION,
+        wait=SUBMISSION,
         kind="jobmanager",
         who="runner",
         what="Dispatcher",
         start_ns=asked[0],
         end_ns=created,
     )
-
-
-def busy_texts(entry: Entry) -> dict[str, str]:
-    """Map each kind of wait that a busy component prolongs to the text of its option. The longest service time
-    counts. Empty if all are 0."""
-    chosen = options(entry)
-    found: dict[str, str] = {}
-    for key, kinds in sorted(_SERVICE_TIMES.items(), key=lambda item: chosen.duration(item[0])):
-        if chosen.duration(key) > 0:
-            found |= dict.fromkeys(kinds, f"{key} = {chosen.text(key)}")
-    return found
-
-
-def _named(
-    wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], planes: Mapping[str, str]
-) -> Wait:
-    """Return the wait with its cause: what was waited for, and the fault that prolonged it. `planes`: the plane of
-    each fault. Of several faults, prefer one on exactly what was waited for, then the one that was active longest
-    during the wait, then the last one."""
-    most = (False, 0)
-    at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
-    text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
-    for effect in effects:
-        family, begun, ended = effect.group, effect.injected_ns, effect.ended_ns
-        during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
-        short = wait.end_ns - wait.start_ns < SLOW_NS and wait.outcome is not Outcome.EXPIRED
-        if not during or short:
-            continue
-        if family == "registration" and wait.producer_ran:
-            continue  # the partition was there
-        overlap = min(ended or wait.end_ns, wait.end_ns) - max(begun or 0, wait.start_ns)
-        rank = family not in _ALL_TRAFFIC and 2 * overlap >= wait.end_ns - wait.start_ns, overlap
-        stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
-        if stopped and wait.kind == "stalled":
-            text, fault = _stopped(effect, _ordinal(wait.who)), effect.fault
-        elif wait.kind == _stopped_kind(effect) == "jobmanager":
-            text, fault = _stopped(effect, JOBMANAGER), effect.fault
-        elif rank >= most and (
-            wait.kind in _held_kinds(family, planes.get(effect.fault, _DATA))
-            or (wait.wait, family) == (_SUBMISSION, "store")  # the JobManager writes the job to the store
-        ):
-            most = rank
-            text, fault = _held_up(wait, effect), effect.fault
-    lacking = wait.kind == "slot" and wait.outcome in _IN_VAIN and text == KINDS["slot"].doc
-    return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
-
-
-def _held_kinds(family: str, plane: str) -> tuple[str, ...]:
-    """Return the kinds of waits that a fault of this family makes longer."""
-    if family != "network" or plane == _DATA:
-        return _HOLDS_UP.get(family, ())
-    return (*_HOLDS_UP["rpc"], *(_ON_BOTH_PLANES if plane == _RPC else _HOLDS_UP[family]))
-
-
-def _held_up(wait: Wait, effect: FaultEffect) -> str:
-    """Describe what was waited for during a fault. A buffer that the fault dropped is still missing after the
-    fault."""
-    dropped = effect.kind == "frames.drop" and wait.kind == "partition"
-    if dropped and effect.ended_ns is not None and wait.end_ns - effect.ended_ns > SLOW_NS:
-        return f"{_waited_for(wait)}, which the fault `{effect.fault}` has dropped"
-    return f"{_waited_for(wait)}, during the fault `{effect.fault}`"
 
 
 def _answering(trial: Trial, wait: Wait) -> Wait:
@@ -318,34 +229,9 @@ def _joined_delays(waits: Iterable[Wait]) -> list[Wait]:
     return found
 
 
-def _waited_for(wait: Wait) -> str:
-    if wait.wait == _SUBMISSION:
-        return "the JobManager to create the job"
-    if wait.producer_ran:
-        return _ANSWER
-    if wait.kind == "restart-delay" and wait.outcome is Outcome.CANCELLED and wait.option:
-        return f"{wait.option} = {wait.value}"  # the next failure cut it short
-    if wait.kind == "input":
-        return f"the {wait.what}, with which its consumers are deployed"
-    return KINDS[wait.kind].doc
-
-
-def _stopped_kind(effect: FaultEffect) -> str:
-    """Return the kind of the wait for a process that this fault stops. Empty if it stops no process."""
-    if effect.kind.startswith(f"{JOBMANAGER}."):
-        return "jobmanager"
-    return "stalled" if effect.kind == "process.pause" and targets_of(effect) else ""
-
-
-def _stopped(effect: FaultEffect, target: str) -> str:
-    target = "the JobManager" if target == JOBMANAGER else target
-    verb = "killed" if effect.kind.endswith(".kill") else "paused"
-    return f"{target}'s return ({verb} by the fault `{effect.fault}`)"
-
-
 def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     """Return the waits for the processes that a fault stops while it lasts: paused processes, or the JobManager."""
-    kind = _stopped_kind(effect)
+    kind = stopped_kind(effect)
     if not kind:
         return []
     ended, outcome = effect.ended_ns, Outcome.COMPLETED
@@ -354,7 +240,7 @@ def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     return [
         Wait(
             wait=f"{effect.fault}/{target}", kind=kind, who=EVERYTHING, what=target, start_ns=start_ns, end_ns=ended,
-            outcome=outcome, cause=_stopped(effect, target), fault=effect.fault,
+            outcome=outcome, cause=stopped_words(effect, target), fault=effect.fault,
         )
         for target in targets_of(effect)
     ]  # fmt: skip
@@ -420,7 +306,7 @@ def _exits(trial: Trial, effects: Iterable[FaultEffect]) -> dict[str, list[int]]
     so the fault's time counts."""
     found: dict[str, list[int]] = {}
     for event in events(trial, "process.exit"):
-        found.setdefault(_ordinal(event["subject"]), []).append(event["t_ns"])
+        found.setdefault(ordinal(event["subject"]), []).append(event["t_ns"])
     for effect in effects:
         if effect.kind in ("pod.delete", "pod.evict") and effect.injected_ns is not None:
             for target in targets_of(effect):
@@ -438,27 +324,6 @@ def _pod_steps(steps: Iterable[Wait], due: int, up: int) -> list[Wait]:
             found.append(replace(step, start_ns=at, end_ns=end))
             at = end
     return found
-
-
-def _ordinal(process: str) -> str:
-    """Return `tm-0` of `tm-0-1` or `tm-0`, and `jobmanager` of `jobmanager-1`."""
-    of_role = process.count("-") < (1 if process.startswith(JOBMANAGER) else 2)
-    return process if of_role else process.rpartition("-")[0]
-
-
-def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
-    """Attribute a wait for the first new record to the replay since the restored checkpoint. The wait is returned
-    unchanged if a fault delayed the records, or if the sink received nothing before the end of the wait."""
-    slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
-    if wait.fault or wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
-        return wait
-    sinks = trial.kept("sinks", lambda: {(s.task, s.attempt): s for s in task_series(trial, "sink")})
-    own = sinks.get((wait.who, wait.attempt))
-    if own is not None and len(before := own.records_in[own.t_ns < wait.end_ns]) and before[-1] == 0:
-        return wait
-    key = "execution.checkpointing.interval"
-    text = f"replay since checkpoint {restored[wait.who, wait.attempt]}"
-    return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")
 
 
 def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> list[Wait]:
@@ -485,38 +350,6 @@ def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> 
     return [shortened(wait) for wait in waits]
 
 
-def windows_before_sinks(trial: Trial, entry: Entry) -> dict[str, tuple[str, ...]]:
-    """Map each sink vertex that gets no record before the end of a window to the window vertices upstream."""
-    shape = job_shape(trial, entry)
-    found = {sink: shape.windows_before(sink) for sink in shape.sinks}
-    return {sink: windows for sink, windows in found.items() if windows}
-
-
-def window_text(vertices: Sequence[str]) -> str:
-    """Say what a sink downstream of these window vertices waits for."""
-    return f"the end of a window of {' or '.join(f'`{vertex}`' for vertex in vertices)}"
-
-
-def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], entry: Entry) -> Wait:
-    """Return a wait for the first new record with its most likely cause. This is the vertex that worked for at least
-    half of it, otherwise a window that had not ended, otherwise buffers that were not flushed. The wait may have
-    ended with a failure."""
-    ended = wait.outcome in (Outcome.COMPLETED, Outcome.CANCELLED)
-    slow = ended and wait.end_ns - wait.start_ns >= SLOW_NS
-    if wait.kind != "first-record" or not slow or wait.cause != KINDS[wait.kind].doc:
-        return wait
-    vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
-    if 2 * worked_ns < wait.end_ns - wait.start_ns:
-        before = windows.get(wait.who.rpartition("-")[0])
-        chosen = options(entry)
-        unflushed = wait if chosen.buffer_timeout_s >= 0 else replace(wait, cause=_UNFLUSHED)
-        if wait.end_ns - wait.start_ns < chosen.buffer_timeout_s * NS:
-            setting = f"{chosen.name_of(BUFFER_TIMEOUT)} = {chosen.shown(BUFFER_TIMEOUT)}"
-            unflushed = replace(wait, cause=_FLUSHED_BEFORE.format(setting))
-        return replace(wait, cause=window_text(before)) if before else unflushed
-    return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
-
-
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect], requests: Sequence[Wait]) -> Wait:
     """Return a wait for the JobManager, or for a registration with it, shortened to the time after the fault that had
     stopped the JobManager. The time before is attributed to the fault. A TaskManager registers with the JobMaster only
@@ -524,7 +357,7 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect], requests: Sequence[Wa
     Requests for splits are unchanged: the source does not register."""
     if wait.kind not in ("jobmanager", "registration") or wait.what == NEXT_SPLIT:
         return wait
-    ends = [e.ended_ns for e in effects if _stopped_kind(e) == "jobmanager" and e.ended_ns is not None]
+    ends = [e.ended_ns for e in effects if stopped_kind(e) == "jobmanager" and e.ended_ns is not None]
     during = [t_ns for t_ns in ends if wait.start_ns < t_ns < wait.end_ns]
     if not during:
         return wait
@@ -552,8 +385,8 @@ def fault_wait(
     silent = stalled or effect.kind in SILENT  # what stands still or lets nothing pass returns no credit
     starved = "" if silent else starved_words(waits, start_ns, end_ns)
     detail = f"{effect.kind}, {starved}" if starved else effect.kind
-    if hit := targets_of(effect) if missed and _stopped_kind(effect) else []:
-        cause, detail = _stopped(effect, hit[0]), ""
+    if hit := targets_of(effect) if missed and stopped_kind(effect) else []:
+        cause, detail = stopped_words(effect, hit[0]), ""
     elif lost:
         cause = f"the loss of {', '.join(targets_of(effect))} to be noticed"
         detail = f"fault `{effect.fault}`, {effect.kind}"

@@ -22,7 +22,8 @@ from testbed_runtime.checking.pieces import owner_text
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.steps import detection, steps
 from testbed_runtime.checking.trace import trace_events
-from testbed_runtime.checking.waits import busy_texts, fault_wait, lasts_until, read_waits
+from testbed_runtime.checking.waitcauses import busy_texts
+from testbed_runtime.checking.waits import fault_wait, lasts_until, read_waits
 from testbed_runtime.core.judgement.recovery import (
     Recovery,
     Round,
