@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import Entry, data, events, options
+from testbed_runtime.checking.criticalpath import EPSILON_NS
 from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
 from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
 from testbed_runtime.checking.iterations import held_supersteps
@@ -82,7 +83,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
-    found = _with_replacements(trial, entry, effects, found, end_ns)
+    found = _since_their_exits(_with_replacements(trial, entry, effects, found, end_ns), effects)
     others = [e for e in effects if stopped_kind(e) != "jobmanager"]
     lost = [w if w.cause else named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
@@ -290,6 +291,28 @@ def _with_replacements(
     recorded = {w.wait: w for w in waits if w.kind not in POD_STEPS}
     new = {w.wait: w for w in found if w.start_ns < w.end_ns <= end_ns}
     return list((recorded | new).values())
+
+
+def _since_their_exits(waits: Sequence[Wait], effects: Iterable[FaultEffect]) -> list[Wait]:
+    """Return the waits, with one before the replacement of each killed TaskManager until its supervisor noticed the exit. On a busy machine,
+    that takes a while."""
+    killed = [(t, e.begun_ns) for e in effects if e.kind == "process.kill" for t in targets_of(e)]
+    found: list[Wait] = []
+    until: dict[str, int] = {}
+    for wait in sorted(waits, key=lambda w: w.start_ns):
+        found.append(wait)
+        if wait.kind != "replacement":
+            continue
+        name = ordinal(wait.what)
+        exits = [
+            t_ns for target, t_ns in killed if target == name and until.get(name, 0) < t_ns < wait.start_ns
+        ]
+        until[name] = wait.start_ns
+        if exits and wait.start_ns - exits[-1] > EPSILON_NS:
+            text = f"the supervisor to notice that {name} has ended"
+            noticed = replace(wait, wait=f"{wait.wait}-exit", kind="start", start_ns=exits[-1], end_ns=wait.start_ns, cause=text, option="", value="", budget_ns=-1, outcome=Outcome.COMPLETED)  # fmt: skip
+            found[-1:] = [noticed, replace(wait, after=(noticed.wait,))]
+    return found
 
 
 def _replacement_limit(entry: Entry) -> Limit:

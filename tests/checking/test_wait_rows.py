@@ -456,3 +456,20 @@ def test_a_first_record_waits_for_the_flush_of_its_buffer(history: Any, timeout:
     entry = {"configuration": {f"execution.buffer-timeout.{key}": value for key, value in option.items()}}
     (found,) = read_waits(built.trial(), entry, [], history.at(20))
     assert words in found.cause
+
+
+@pytest.mark.parametrize(
+    ("killed", "replaced", "noticed"),
+    [("tm-1", (2, 5), (0, 2)), ("tm-1", (0.004, 5), None), ("tm-2", (2, 5), None)],
+)
+def test_a_supervisor_that_notices_an_exit_late_has_the_time_before_the_replacement(
+    history: Any, killed: str, replaced: tuple[float, float], noticed: tuple[float, float] | None
+):
+    """The replacement begins when the supervisor has noticed the exit, up to 5 ms after the kill on an idle machine."""
+    built = history.empty()
+    built.wait("replacement", "supervisor", "tm-1-2", replaced)
+    found = read_waits(built.trial(), {}, [fault("process.kill", killed)], history.at(9))
+    (coming,) = (w for w in found if w.kind == "replacement")
+    before = [w for w in found if w.wait in coming.after]
+    assert [(w.start_ns, w.end_ns) for w in before] == ([tuple(map(history.at, noticed))] if noticed else [])
+    assert all(w.cause == "the supervisor to notice that tm-1 has ended" for w in before)
