@@ -210,11 +210,11 @@ CASES = [
         options=LEADER, observation="30 s",
     ),
     Case(  # tm-5 runs no task: it does not matter that its pause ends 2 ms after the first record, or 6 ms before the restart delay
-        "unused-taskmanager-paused-until-the-first-record", [fault("gc", "1953 ms", ON_TM_5, process={"pause": {}}), fault("kill", "1 s", ON_TM_2, **KILL)],
+        "unused-one-paused-to-the-first-record", [fault("gc", "1953 ms", ON_TM_5, process={"pause": {}}), fault("kill", "1 s", ON_TM_2, **KILL)],
         REACHABILITY, DETECTION_S, failovers=1, options=QUICK, managers={"replicas": 6},
     ),
     Case(
-        "unused-taskmanager-paused-in-a-restart-delay", [fault("gc", "4895 ms", ON_TM_5, process={"pause": {}}), fault("kill", "1 s", ON_TM_2, **KILL)],
+        "unused-one-paused-in-a-restart-delay", [fault("gc", "4895 ms", ON_TM_5, process={"pause": {}}), fault("kill", "1 s", ON_TM_2, **KILL)],
         DELAY, 3.0, failovers=1, options={**QUICK, HEARTBEAT: "6 s", DELAY: "3 s"}, managers={"replicas": 6},
     ),
     Case(  # the stall hides that it is gone. Calls to it fail from 11 s on, 0.9 s after the stall
