@@ -203,6 +203,40 @@ def test_a_process_that_a_fault_silences_answers_again_after_it(
     assert enough_s([BEATS], effects, asked) == enough
 
 
+def slow(
+    name: str = "slow", target: str = "tm-1", kind: str = "network.latency", plane: str = "rpc"
+) -> FaultEffect:
+    """A fault that delays what passes from 5 to 30 s."""
+    return effect(name, kind, 5, 30, target, plane=plane)
+
+
+@pytest.mark.parametrize(
+    ("effects", "asked", "enough"),
+    [
+        ([slow()], {"params": {"delay_s": 3.0}}, 7.0),  # an interval, the request, and its answer
+        ([slow()], {"params": {"delay_s": 2.0}}, None),  # the budget of 5 s is enough
+        ([slow()], {"params": {"delay_s": 2.001}}, 5.002),
+        ([slow()], {"params": {"delay_s": 6.0}, "direction": "to"}, 7.0),
+        ([slow()], {"params": {"delay_s": 6.0}, "direction": "both"}, 13.0),
+        ([slow()], {"params": {"delay_s": 6.0, "mode": "round-trip"}}, 7.0),
+        ([slow(plane="both")], {"params": {"delay_s": 3.0}}, 7.0),
+        ([slow(plane="data")], {"params": {"delay_s": 3.0}}, None),
+        ([slow(target="tm-2")], {"params": {"delay_s": 3.0}}, None),
+        ([slow(kind="network.bandwidth")], {"params": {"delay_s": 3.0}}, None),
+        ([slow(), slow("other", kind="network.bandwidth")], {"params": {"delay_s": 3.0}}, 7.0),
+        ([slow(), slow("other", target="tm-2")], {"params": {"delay_s": 3.0}}, 7.0),
+        ([slow(), slow("other")], {"params": {"delay_s": 3.0}}, 13.0),
+        ([slow(), effect("kill", "process.kill", 17, 18, "tm-1")], {"params": {"delay_s": 3.0}}, None),
+        ([slow(), effect("kill", "process.kill", 17.001, 18, "tm-1")], {"params": {"delay_s": 3.0}}, 7.0),
+    ],
+)
+def test_a_heartbeat_that_is_delayed_comes_late(
+    effects: list[FaultEffect], asked: dict[str, Any], enough: float | None
+):
+    """The next request is sent after an interval. A TaskManager that was killed until then never answers."""
+    assert enough_s([BEATS], effects, {e.fault: asked for e in effects}) == enough
+
+
 def test_heartbeats_are_missing_since_the_first_wait_for_them():
     """The JobMaster heard of the TaskManager before the ResourceManager did: its timeout would have been the next one."""
     asked = {"gc": {"duration_s": 6.9}}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.rounds import responsible
+from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.job.causes import RECOVERED
 from tests.checking.test_outages import at, fault
 
@@ -76,3 +78,62 @@ def test_a_fault_that_closes_no_connection_is_not_to_blame_for_a_lost_one(kind: 
     effects = [fault("pause", 2, 10, "process.pause", "tm-0"), fault("later", 4, 10, kind, "tm-1")]
     blamed = responsible(effects, Cause(at(9), "t", "X", "Task", "", kind="connection"))
     assert blamed is effects[closes]
+
+
+ON_DATA = {"partition", "checkpoint", "failure-report"}
+CONTROL = {
+    "partition",
+    "heartbeat",
+    "checkpoint",
+    "failure-report",
+    "lease",
+    "jobmanager",
+    "slot",
+    "deployment",
+}
+DELAYING = ("network.latency", "network.duplicate", "network.reorder", "network.bandwidth")
+CLOSING = ("network.loss", "network.corrupt", "network.partition", "network.reset", "network.stall", "network.half-open")  # fmt: skip
+FRAMES = ("frames.delay", "frames.drop", "frames.withhold-credit")
+PROCESSES = ("process.kill", "process.pause", "pod.delete", "pod.evict", "jobmanager.kill", "jobmanager.pause", "heartbeats.mute", "rpc.delay")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kinds", "plane", "causes"),
+    [
+        (DELAYING, "data", ON_DATA),
+        (DELAYING, "rpc", CONTROL),
+        (DELAYING, "both", CONTROL),
+        (CLOSING, "data", ON_DATA | {"connection"}),
+        (CLOSING, "rpc", CONTROL | {"connection"}),
+        (CLOSING, "both", CONTROL | {"connection"}),
+        (FRAMES, "data", ON_DATA),
+        (PROCESSES, "data", CONTROL | {"connection"}),
+        (("registration.delay",), "data", {"partition"}),
+        (("store.slow", "store.failing"), "data", {"checkpoint", "failure-report", "lease"}),
+    ],
+)
+def test_each_kind_of_fault_explains_its_kinds_of_failures(
+    kinds: tuple[str, ...], plane: str, causes: set[str]
+):
+    """An earlier pause is to blame for the others."""
+    for kind in kinds:
+        for cause in (*CONTROL, "connection"):
+            effects = [
+                fault("pause", 1, 10, "process.pause", "tm-0"),
+                replace(fault("f", 2, 10, kind), plane=plane),
+            ]
+            blamed = responsible(effects, Cause(at(9), "t", "X", "Task", "", kind=cause))
+            assert blamed is effects[cause in causes], (kind, cause)
+
+
+def test_the_table_has_every_kind_of_fault():
+    """A new kind needs a row in it."""
+    assert {
+        *DELAYING,
+        *CLOSING,
+        *FRAMES,
+        *PROCESSES,
+        "registration.delay",
+        "store.slow",
+        "store.failing",
+    } == set(FAULTS)
