@@ -88,6 +88,7 @@ GOOD = window({0: 2}, B[0])
 def test_a_window_is_consistent(row: Written, expected: list[str]):
     """Its buckets add up, its maximum is in the highest of them, and it began before it was written."""
     assert found(GOOD, row) == expected
+    assert found(row) == [text.replace("row 1", "row 0") for text in expected]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,9 @@ def test_a_wait_is_consistent(row: Written, expected: list[str]):
     """Its end is not before its beginning, its id is its own, and its option limits its kind."""
     first = wait("slot", wait="w/0")
     assert found(first, (row[0], {"wait": "w/1"} | row[1])) == expected
+    assert found(row, wait("slot", wait="w/1")) == [
+        text.replace("row 1", "row 0") for text in expected if "another" not in text
+    ]
     alone = [text.replace("row 1", "row 0") for text in expected if "another wait" not in text]
     assert found((row[0], {"wait": "w/1"} | row[1])) == alone
 
@@ -332,6 +336,7 @@ def test_rows_are_within_the_time_of_the_trial(t: float, expected: str):
     """Half an hour before it, as pods may take to start, and ten minutes after it."""
     rows = [event("note", t=3, process="tm-0-1"), event("note", t=t, process="tm-0-1")]
     assert texts(check_times(wrote(*rows), {"phases": PHASES})) == ([f"events.parquet, column t_ns, row 1: {expected}"] if expected else [])  # fmt: skip
+    assert texts(check_times(wrote(rows[1]), {"phases": PHASES})) == ([f"events.parquet, column t_ns, row 0: {expected}"] if expected else [])  # fmt: skip
     assert check_times(wrote(*rows), {"phases": []}) == []
     assert check_times(wrote(*rows), {"phases": [{"name": "warmUp", "start_ns": 0, "end_ns": None}]}) == []
 
@@ -342,6 +347,7 @@ def test_a_lag_is_not_longer_than_the_trial_and_what_surrounds_it(lag_s: float, 
     rows = [sample("a-0", 1), sample("a-0", 2, lag_ns=round(lag_s * NS))]
     problem = f"tasks.parquet, column lag_ns, row 1: is {round(lag_s * NS) / NS:g} s, which is longer than the trial"
     assert texts(check_times(wrote(*rows), {"phases": PHASES})) == ([problem] if is_damaged else [])
+    assert texts(check_times(wrote(rows[1]), {"phases": PHASES})) == ([problem.replace("row 1", "row 0")] if is_damaged else [])  # fmt: skip
     assert check_times(wrote(*rows[:1]), {"phases": PHASES}) == []
 
 
@@ -374,6 +380,8 @@ def test_each_sample_has_the_role_of_its_vertex(role: str, is_damaged: bool):
     problem = "tasks.parquet, column role, row 1: is 'operator', but a is a sink (manifest)"
     found = check_times(wrote(*rows), {"phases": PHASES, "job": job})
     assert texts(found) == ([problem] if is_damaged else [])
+    alone = texts(check_times(wrote(rows[1]), {"phases": PHASES, "job": job}))
+    assert alone == ([problem.replace("row 1", "row 0")] if is_damaged else [])
     del job["vertices"][0]["role"]
     assert check_times(wrote(*rows), {"phases": PHASES, "job": job}) == []
 
