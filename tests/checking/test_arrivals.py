@@ -185,6 +185,7 @@ def phase(name: str, start: int, end: int | None) -> Row:
         ([phase("baseline", 1, 3), phase("fault", 3, 5), phase("drain", 4, None)], ((1, 3), (3, 4), None, (3, 4), 4)),
         ([phase("baseline", 1, 1), phase("drain", 2, 3)], (None, None, None, None, 2)),
         ([phase("observation", 2, 5), phase("fault", 2, 5), phase("drain", 2, 5)], (None, None, None, None, 2)),
+        ([phase("fault", 3, 8), phase("observation", 8, 8), phase("drain", 8, 9)], (None, (3, 8), None, (3, 8), 8)),
         ([phase("fault", 5, 6), phase("observation", 3, 4), phase("drain", 9, 9)], (None, (5, 6), (3, 4), (3, 9), 9)),
     ],
 )  # fmt: skip

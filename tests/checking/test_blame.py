@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.failovers import Cause
-from testbed_runtime.checking.rounds import responsible
+from testbed_runtime.checking.rounds import _any_active, responsible
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.job.causes import RECOVERED
 from tests.checking.test_outages import at, fault
@@ -137,3 +137,16 @@ def test_the_table_has_every_kind_of_fault():
         "store.slow",
         "store.failing",
     } == set(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "ended", "missed", "active"),
+    [(1.9, 9, (), False), (2, 9, (), True), (9, 9, (), True), (9.1, 9, (), False), (9.1, 9, ("f",), True), (9.1, 9, ("g",), False),
+     (99, None, (), True), (1.9, None, ("f",), False)],
+)  # fmt: skip
+def test_a_fault_is_active_from_its_beginning_to_its_end(
+    at_s: float, ended: float | None, missed: tuple[str, ...], active: bool
+):
+    """Both moments included. A fault whose effect is missed later has no end."""
+    assert _any_active([fault("f", 2, ended)], missed, at(at_s)) is active
+    assert not _any_active([], missed, at(at_s))
