@@ -1,4 +1,4 @@
-"""What arrived within a window, the windows of a trial, and its busiest vertex, against plain loops over small samples."""
+"""The records that arrived within a window, the windows of a trial, and its busiest vertex, against plain loops over small samples."""
 
 from __future__ import annotations
 
