@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed_runtime.checking.baseline import SILENT_NS, STEP_NS, cut, noise, steady_since
 from testbed_runtime.checking.common import (
     TaskSeries,
     Window,
@@ -271,3 +272,56 @@ def test_the_processor_time_of_a_record_is_a_mean_of_its_window():
     assert (found.seconds, found.buffers) == (pytest.approx(3.0 / 4), pytest.approx(24 / 4))
     assert cpu_per_record([], sinks, Window(at(1), at(3))) is None
     assert cpu_per_record(spent, sinks, Window(at(5), at(6))) is None
+
+
+def arrived(counts: list[int], tenth: int) -> float:
+    """The records that a sink had received by then. They arrive evenly between two samples."""
+    second, rest = divmod(tenth, 10)
+    return (
+        by(counts, second) + (by(counts, second + 1) - by(counts, second)) * rest / 10 if second >= 0 else 0.0
+    )
+
+
+@given(every=EVERY, start=st.integers(0, 20), length=st.integers(1, 60), normal=st.integers(0, 3), share=st.sampled_from([0.0, 0.5]))  # fmt: skip
+def test_noise_and_steadiness_are_found_in_every_three_seconds_of_a_window(
+    every: list[list[int]], start: int, length: int, normal: int, share: float
+):
+    """They begin each tenth of a second. With one of them there is no noise."""
+    sinks, span = [progress(counts) for counts in every], Window(start * STEP_NS, (start + length) * STEP_NS)
+    rates = [
+        sum(arrived(counts, t + 30) - arrived(counts, t) for counts in every) / 3
+        for t in range(start, start + length - 29)
+    ]
+    total = sum(arrived(counts, start + length) - arrived(counts, start) for counts in every)
+    mean = total / (length / 10) if any(every) else 0
+    expected = max(abs(rate / mean - 1) for rate in rates) if len(rates) > 1 and mean else 0.0
+    assert noise(sinks, span) == pytest.approx(expected, abs=1e-9)
+    good = [n for n, rate in enumerate(rates) if abs(rate - normal) <= share * normal + 1e-12]
+    close = [n for n, rate in enumerate(rates) if abs(abs(rate - normal) - share * normal) < 1e-9]
+    found = steady_since(sinks, span, normal, share)
+    if not close:  # otherwise rounding decides
+        assert found == ((start + good[0]) * STEP_NS if good else None)
+
+
+@given(
+    every=st.lists(st.lists(st.integers(0, 40), unique=True, max_size=8).map(sorted), max_size=3),
+    start=st.integers(0, 20),
+    length=st.integers(1, 20),
+)
+def test_a_window_ends_before_the_last_samples_of_those_that_fell_silent(
+    every: list[list[int]], start: int, length: int
+):
+    """They have no sample for one and a half periods, and had one in the second half of the window."""
+    tick = SILENT_NS // 3
+    ends = [start + length]
+    for samples in every:
+        last = max((t for t in samples if t < start + length), default=0)
+        later = min((t for t in samples if t >= start + length), default=99)
+        if later - last > 3 and last * tick > start * tick + length * tick // 2:
+            ends.append(last)
+    sinks = [
+        Progress("sink-0", "sink", np.asarray(t, dtype=np.int64) * tick, np.zeros(len(t)), np.zeros(len(t), dtype=np.int64))
+        for t in every
+    ]  # fmt: skip
+    found = cut(Window(start * tick, (start + length) * tick), sinks)
+    assert (found.start, found.end) == (start * tick, min(ends) * tick)
