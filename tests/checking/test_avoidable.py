@@ -113,8 +113,10 @@ def test_a_late_producer_registers_after_its_delay_or_at_the_end_of_the_fault(
     ("more", "enough"),
     [
         ({}, 12.02),
-        ({"failed": 15.09}, 12.02),
-        ({"failed": 15.2}, None),  # another failure
+        ({"failed": 15.1}, 12.02),
+        ({"failed": 14.9}, 12.02),
+        ({"failed": 15.101}, None),  # another failure
+        ({"failed": 14.899}, None),
         ({"segment": {"outcome": "completed"}}, None),
         ({"segment": {"option": ""}}, None),
         ({"segment": {"what": "map-0"}}, None),
