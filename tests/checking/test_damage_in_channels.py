@@ -67,6 +67,12 @@ def test_credit_is_what_was_announced_and_not_used(row: Written, inexact: str, e
     found = texts(check_credit(trial.table("channels")))
     assert found == ([inexact] if inexact else [])
     assert texts(check_balance(trial, {})) == (found if exact == "same" else [exact] if exact else [])
+    assert texts(check_balance(wrote(row), {})) == [
+        text.replace("row 1", "row 0") for text in texts(check_balance(trial, {}))
+    ]
+    assert texts(check_credit(wrote(row).table("channels"))) == [
+        text.replace("row 1", "row 0") for text in found
+    ]
     few = {"configuration": {"taskmanager.network.memory.buffers-per-channel": "0"}}
     assert check_balance(trial, few) == []
     one = {"configuration": {"taskmanager.network.memory.buffers-per-channel": "1"}}

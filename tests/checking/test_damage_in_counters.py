@@ -274,6 +274,8 @@ WINDOW = "latency.parquet, column window_start_ns, row {}: is the start of a win
 def test_a_window_had_not_ended_when_the_one_before_was_written(start: float, expected: list[str]):
     """To a second: the one before was written at 0.75 s, and windows take 0.25 s."""
     assert [t for t in receiving({5: {"window_start": start}}) if "the start" in t] == expected
+    earlier = receiving({3: {"window_start": start - 0.25}})  # the one before it was written at 0.5 s
+    assert [t for t in earlier if "the start" in t] == [t.replace("row 2", "row 1") for t in expected]
     other = {n: {"attempt": 1} for n in (1, 3)}
     assert not [t for t in receiving({**other, 5: {"window_start": start}}) if "the start" in t]
 
