@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from testbed_runtime.checking.baseline import SILENT_NS, STEP_NS, cut, noise, steady_since
@@ -283,6 +283,7 @@ def arrived(counts: list[int], tenth: int) -> float:
 
 
 @given(every=EVERY, start=st.integers(0, 20), length=st.integers(1, 60), normal=st.integers(0, 3), share=st.sampled_from([0.0, 0.5]))  # fmt: skip
+@example(every=[[0, 3, 0, 0, 3]], start=0, length=31, normal=0, share=0.0)
 def test_noise_and_steadiness_are_found_in_every_three_seconds_of_a_window(
     every: list[list[int]], start: int, length: int, normal: int, share: float
 ):

@@ -284,6 +284,15 @@ def test_a_fault_that_was_not_due_before_the_job_ended_is_not_missing(
     assert found == (["fault: lacks f, which the manifest has"] if missing else [])
 
 
+@pytest.mark.parametrize(("drain", "missing"), [(6.001, True), (6, False)])
+@pytest.mark.parametrize("planned", [{"at_s": 0}, {"at_s": None}])
+def test_a_fault_at_the_beginning_of_its_phase_is_due_then(planned: Row, drain: float, missing: bool):
+    """With a second of tolerance, like any other."""
+    known = [*PHASES, {"name": "drain", "start_ns": at(drain)}]
+    found = faults(DEPLOYED, faults=[PLANNED | planned], phases=known)
+    assert found == (["fault: lacks f, which the manifest has"] if missing else [])
+
+
 def ended(name: str, t: float) -> Written:
     return event("process.exit", name, t, process="runner", **({"incarnation": 1} if name == "tm-1" else {}))
 

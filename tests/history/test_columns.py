@@ -115,8 +115,10 @@ def test_a_row_has_the_records_of_its_bitmap_and_the_duplicates(rows: list[tuple
     assert columns.committed_records(table).tolist() == [len(bits) + n for bits, n in rows]
 
 
-@pytest.mark.parametrize(("flags", "place"), [([], -1), ([False], -1), ([True], 0), ([False, True, True], 1)])
-def test_the_first_true_value_is_found(flags: list[bool], place: int):
+@pytest.mark.parametrize(
+    ("flags", "place"), [([], []), ([False], []), ([True], [0]), ([False, True, True], [1])]
+)
+def test_the_first_true_value_is_found(flags: list[bool], place: list[int]):
     """In both kinds of arrays."""
     assert columns.first_true(np.asarray(flags, dtype=np.bool_)) == place
     assert columns.first_true(pa.array(flags, pa.bool_())) == place
