@@ -27,6 +27,7 @@ from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.debloat import BufferSizeEMA
 from testbed_runtime.core.exchange.events import AlignmentType, EndOfSuperstep, data_type_of, encode_event
 from testbed_runtime.core.exchange.frames import DataType, ErrorResponse, PartitionRequest, ResumeConsumption
+from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
@@ -94,6 +95,36 @@ def test_a_failed_local_channel_raises_its_error_instead_of_sending_an_event():
     channel.on_error(FlinkError("IOException", "gone"))
     with pytest.raises(FlinkError, match="gone"):
         channel.send_task_event(EndOfSuperstep())
+
+
+def test_a_local_channel_that_was_released_requests_nothing():
+    """It has nothing to read before its request, and nothing after its release. A retry that was due does not come."""
+    manager = ResultPartitionManager()
+    channel = Consumer(channels=0).gate.add_local(partition_id(), 0, manager=manager, backoff=Backoff(1, 4))
+    assert (channel.take(), channel.requests, channel.queued, channel.stats().backlog) == (None, 0, 0, 0)
+    for now, requests, deadline in ((0.0, 1, 1.0), (0.5, 1, 1.0), (1.0, 2, 3.0)):
+        (channel.on_time if channel.requests else channel.request)(now)
+        assert (channel.requests, channel.next_deadline) == (requests, deadline)
+    channel.release()
+    channel.request(9.0)
+    channel.on_time(9.0)
+    assert (channel.take(), channel.requests, channel.next_deadline) == (None, 2, None)
+
+
+def test_a_gate_that_was_closed_asks_for_no_partition():
+    """The answer to an earlier request comes too late. Without a way to ask, the channel fails in Flink's words."""
+    closed = Consumer()
+    channel = closed.channel()
+    closed.gate.close()
+    closed.gate.on_partition_not_found(channel)
+    assert (closed.not_found, channel.error) == ([], None)
+    network = NetworkBufferPool(16, 32)
+    gate = InputGate(network, network.create_buffer_pool(8, 8), nothing)
+    manager = ResultPartitionManager()
+    gate.add_local(partition_id(), 0, manager=manager, backoff=Backoff(1, 4))
+    alone = gate.add_remote(partition_id(), 0, receiver=receiver_id(0), backoff=RemoteBackoff(1, 4))
+    gate.on_partition_not_found(alone)
+    assert str(alone.error) == f"PartitionNotFoundException: Partition {partition_id()} not found."
 
 
 def test_an_event_for_a_producer_that_has_ended_fails_its_reader():

@@ -428,6 +428,21 @@ def test_each_buffer_that_is_sent_counts_once_by_its_reason(run: int) -> None:
     assert (sizes[4:], bench.subpartition.sent) == ([5], [3, 1, 1])
 
 
+def test_a_run_ends_before_an_event() -> None:
+    """An event between the buffers is polled alone, and so is the last element of the queue."""
+    bench = Bench()
+    bench.data(b"x" * 8)
+    bench.event(alignment=AlignmentType.AT_LEAST_ONCE)
+    for size in (5, 8, 8):
+        bench.data(b"x" * size)
+    runs = []
+    for _ in range(2):
+        run, next_type = bench.view.poll_run(10, 100)
+        runs.append(([buffer.size for buffer, _, _ in run], next_type))
+        bench.view.poll()
+    assert runs == [([8], DataType.EVENT_BUFFER), ([5, 8], DataType.NONE)]
+
+
 def test_a_run_ends_with_the_buffer_that_reaches_its_bytes() -> None:
     """The rest comes with the next one."""
     bench = Bench()

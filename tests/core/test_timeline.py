@@ -165,3 +165,28 @@ def test_every_injection_is_healed_whenever_one_looks(faults: list[tuple[float, 
         name = f"f{index}"
         assert kinds.count((INJECT, name)) == kinds.count((HEAL, name)) == 1
         assert kinds.index((INJECT, name)) < kinds.index((HEAL, name)) < kinds.index((ENTER, "drain"))
+
+
+@pytest.mark.parametrize(
+    ("faults", "observation_s", "window_s", "after_s"),
+    [
+        ((), 12.0, 0.0, 12.0),
+        ((pause("a", 1.0, 8.0),), 12.0, 9.0, 12.0),
+        ((pause("a", 1.0, 8.0), pause("b", 4.0, 2.0)), 5.0, 9.0, 9.0),
+        ((pause("a", 0.0, 30.0, before_submit=True), pause("b", 4.0, 2.0)), 5.0, 6.0, 6.0),
+    ],
+)
+def test_the_length_of_a_trial_is_known_before_it(
+    faults: tuple[Fault, ...], observation_s: float, window_s: float, after_s: float
+):
+    """Warm-up and baseline take 7 s. A fault that lasts longer than the observation prolongs it, unless it begins before the job."""
+    timeline = schedule(*faults, observation_s=observation_s)
+    assert (timeline.fault_window_s, timeline.after_zero_s, timeline.planned_s) == (
+        window_s,
+        after_s,
+        7.0 + after_s,
+    )
+    assert timeline.remaining(0.0) is None
+    timeline.begin(0.0)
+    timeline.job_running(2.0)
+    assert [timeline.remaining(now) for now in (2.0, 3.5, 99.0)] == [7.0 + after_s, 5.5 + after_s, 0.0]

@@ -55,6 +55,42 @@ def test_the_first_unaligned_barrier_triggers_and_the_last_completes() -> None:
     assert not handler.is_pending
 
 
+def test_a_channel_that_ends_counts_as_aligned_in_time_and_as_overtaken_later() -> None:
+    """Timeout 100 ms: as the last of two channels, as one of three before the timeout, and as one of three after it."""
+    event = limited()
+    last, middle, late = (AlternatingBarrierHandler(count) for count in (2, 3, 3))
+    for handler in (last, middle, late):
+        assert handler.on_barrier(0, event, 0.01) == []
+    aligned = [Trigger(event.with_unaligned_supported(), pytest.approx(0.04)), Resume(0)]
+    assert last.on_end_of_partition(1, 0.05) == aligned
+    assert middle.on_end_of_partition(1, 0.03) == []
+    assert middle.on_barrier(2, event, 0.05) == [*aligned, Resume(2)]
+    unaligned = Trigger(event.as_unaligned(), pytest.approx(0.19))
+    assert late.on_end_of_partition(1, 0.2) == [unaligned, Overtaken(0), Overtaken(1)]
+    assert late.on_end_of_partition(2, 0.25) == [Overtaken(2), Resume(0), Complete(1, pytest.approx(0.24))]
+    assert [handler.is_pending for handler in (last, middle, late)] == [False] * 3
+
+
+def test_a_channel_that_ends_before_any_barrier_starts_nothing() -> None:
+    """An announcement alone begins the checkpoint. The end of a channel is no barrier, and the next barrier triggers."""
+    handler = AlternatingBarrierHandler(2)
+    assert handler.on_announcement(0, 3, limited(), 0.01) == []
+    assert handler.on_end_of_partition(1, 0.02) == []
+    assert handler.on_barrier(0, limited(), 0.05) == [Trigger(limited().with_unaligned_supported(), pytest.approx(0.03)), Resume(0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("handler", [AlignedBarrierHandler(2), BarrierTracker(2)], ids=["aligned", "tracker"])
+def test_without_unaligned_checkpoints_nothing_is_announced_or_late(
+    handler: AlignedBarrierHandler | BarrierTracker,
+) -> None:
+    """The barrier itself follows, and no timeout turns the checkpoint into an unaligned one."""
+    assert handler.on_announcement(0, 1, barrier(1), 0.0) == []
+    assert not handler.is_pending
+    assert (handler.deadline, handler.on_time(99.0)) == (None, [])
+    assert handler.on_barrier(0, barrier(1), 1.0) == []
+    assert handler.is_pending
+
+
 def test_I_05_announced_barriers_that_are_too_old_overtake_before_any_is_read() -> None:
     """Timeout 10 ms, two channels, read at 20 ms: one unaligned trigger, and both barriers overtake."""
     handler = AlternatingBarrierHandler(2)

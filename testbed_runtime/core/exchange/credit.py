@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from msgspec import Struct
 
@@ -316,7 +317,7 @@ class SequenceViewReader:
     def resume_consumption(self) -> None:
         if self.initial_credit == 0 and not self.unlimited:
             self.credit = 0
-        (self.view or self._require_view()).subpartition.resume()
+        (self.view or self._without_view()).subpartition.resume()
 
     @property
     def needs_backlog_announcement(self) -> bool:
@@ -352,12 +353,10 @@ class SequenceViewReader:
         return run, next_type is not _NONE and (self.credit > 0 or next_type.is_event)
 
     def stats(self) -> ChannelStats:
-        subpartition = (self.view or self._require_view()).subpartition
+        subpartition = (self.view or self._without_view()).subpartition
         queued = len(subpartition)
         backlog = subpartition.backlog if queued else 0
         return ChannelStats(self.credit, self.announced, self.used, backlog, queued, 0, 0)
 
-    def _require_view(self) -> SubpartitionView:
-        if self.view is None:
-            raise LocalProtocolError("a reader was used before its partition existed")
-        return self.view
+    def _without_view(self) -> NoReturn:
+        raise LocalProtocolError("a reader was used before its partition existed")
