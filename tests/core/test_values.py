@@ -167,6 +167,14 @@ def test_a_limit_is_shown_with_its_unit():
     assert reachability_limit(Options({"heartbeat.interval": "1 s"})).value == "1 s × 2"
 
 
+def test_calls_that_never_count_set_no_limit():
+    """A threshold of -1. With one call, the limit is an interval."""
+    values = {"heartbeat.interval": "3 s", "heartbeat.rpc-failure-threshold": "1"}
+    assert reachability_limit(Options(values)).seconds == 3.0
+    off = reachability_limit(Options(values | {"heartbeat.rpc-failure-threshold": "-1"}))
+    assert (off.value, off.seconds) == ("3 s × -1", None)
+
+
 LARGEST_LONG = 9223372036854775807
 
 

@@ -21,7 +21,7 @@ def compute_default_max_parallelism(parallelism: int) -> int:
     """min(max(roundUpToPowerOfTwo(parallelism * 1.5), 128), 32768): 200 → 512, 400 → 1024. Raises ValueError out of bounds."""
     _check(parallelism)
     wanted = parallelism + parallelism // 2
-    rounded = 1 << (wanted - 1).bit_length() if wanted > 1 else 1
+    rounded = 1 << (wanted - 1).bit_length()
     return min(max(rounded, LOWER_BOUND_MAX_PARALLELISM), UPPER_BOUND_MAX_PARALLELISM)
 
 

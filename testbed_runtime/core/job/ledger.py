@@ -132,7 +132,7 @@ class Ledger:
         """Return whether the numbers ascend strictly, so that none is repeated."""
         last = self._last.get((source, lane), -1)
         self._last[source, lane] = int(sequence[-1])
-        falls = np.count_nonzero(sequence[1:] <= sequence[:-1]) if len(sequence) > 1 else 0
+        falls = np.count_nonzero(sequence[1:] <= sequence[:-1])
         if int(sequence[0]) >= last and not falls:
             return True
         steps = np.diff(sequence, prepend=last)
