@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from testbed_runtime.core import values
 from testbed_runtime.core.errors import UserError, first_line
+from testbed_runtime.core.exchange import backpressure, frames, records, sizing, tls
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.faults.kinds import FAMILIES, KINDS
 from testbed_runtime.core.faults.links import (
@@ -22,6 +24,7 @@ from testbed_runtime.core.faults.retransmission import connects_at, resumes_at
 from testbed_runtime.core.faults.vocabulary import Type
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.ids import InputChannelID, TaskManagerID, is_task_manager, ordinal_of, role_of
+from testbed_runtime.core.job import checkpoints, keygroups, leaderelection, restart, statememory
 from testbed_runtime.core.job.functions import FunctionReference, is_in_cluster
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.limits import replacement_limit
@@ -307,3 +310,31 @@ def test_channels_are_counted_over_all_edges() -> None:
     assert has_same_exchanges(graph, graph)
     assert not has_same_exchanges(graph, fewer)
     assert not has_same_exchanges(graph, JobGraph("j", vertices, graph.edges[:1]))
+
+
+@pytest.mark.parametrize(
+    ("value", "in_flink"),
+    [
+        pytest.param(backpressure.LOW_RATIO, 0.1, id="JobVertexBackPressureHandler.getBackPressureLevel, LOW"),
+        pytest.param(backpressure.HIGH_RATIO, 0.5, id="JobVertexBackPressureHandler.getBackPressureLevel, HIGH"),
+        pytest.param(checkpoints.MINIMAL_TIME_S, 0.01, id="CheckpointCoordinatorConfiguration.MINIMAL_CHECKPOINT_TIME"),
+        pytest.param(checkpoints.MAX_QUEUED_REQUESTS, 1000, id="CheckpointRequestDecider.DEFAULT_MAX_QUEUED_REQUESTS"),
+        pytest.param(checkpoints.MAX_MIN_PAUSE_S, 31_536_000.0, id="CheckpointCoordinator, max time between checkpoints"),
+        pytest.param(frames.MAGIC, 0xBADC0FFE, id="NettyMessage.MAGIC_NUMBER"),
+        pytest.param(frames.FRAME_HEADER_BYTES, 9, id="NettyMessage.FRAME_HEADER_LENGTH"),
+        pytest.param(keygroups.LOWER_BOUND_MAX_PARALLELISM, 128, id="KeyGroupRangeAssignment.DEFAULT_LOWER_BOUND_MAX_PARALLELISM"),
+        pytest.param(keygroups.UPPER_BOUND_MAX_PARALLELISM, 32_768, id="KeyGroupRangeAssignment.UPPER_BOUND_MAX_PARALLELISM"),
+        pytest.param(leaderelection.JITTER_FACTOR, 1.2, id="LeaderElector.JITTER_FACTOR of fabric8"),
+        pytest.param(records.SPILL_BYTES, 5_242_880, id="SpanningWrapper.DEFAULT_THRESHOLD_FOR_SPILLING"),
+        pytest.param(restart.UNSET_DELAY_S, 1.0, id="delay of Flink without a strategy, until 1.18"),
+        pytest.param(sizing.MAX_REQUIRED_BATCH, 1000, id="InputGateSpecUtils.DEFAULT_MAX_REQUIRED_BUFFERS_PER_GATE_FOR_BATCH"),
+        pytest.param(statememory.UNMANAGED_CACHE, 8_388_608, id="block cache of RocksDB"),
+        pytest.param(statememory.UNMANAGED_WRITE_BUFFER, 67_108_864, id="write buffer of RocksDB"),
+        pytest.param(tls.DEFAULT_HANDSHAKE_S, 10.0, id="SslHandler.handshakeTimeoutMillis of Netty"),
+        pytest.param(values.MAX_INT, 2_147_483_647, id="Integer.MAX_VALUE"),
+        pytest.param(values.MAX_LONG, 9_223_372_036_854_775_807, id="Long.MAX_VALUE"),
+    ],
+)  # fmt: skip
+def test_a_constant_has_the_value_that_it_has_in_flink(value: float, in_flink: float) -> None:
+    """Other tests use the constants, so that they would follow a wrong value."""
+    assert value == in_flink
