@@ -6,6 +6,7 @@ import pytest
 from exchange_model import PEER, RESOURCE, Consumer, data_frame, deliver, partition_id, receiver_id
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError, LocalProtocolError
+from testbed_runtime.core.exchange.client import PartitionRequestClient
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
@@ -27,6 +28,26 @@ ZERO, ONE = receiver_id(0), receiver_id(1)
 def two_channels() -> Consumer:
     """Set up like Flink's test: 10 segments, 6 of them floating."""
     return Consumer(segments=10, floating=(6, 6), channels=2)
+
+
+def test_a_connection_is_woken_by_the_first_message_after_it_has_sent_all() -> None:
+    """Requests, credit and other messages. Those that follow are sent with it."""
+    woken: list[int] = []
+    client = PartitionRequestClient(PEER, lambda: woken.append(1), resource_id=RESOURCE)
+    channels = Consumer(channels=2).gate.channels
+    counts = []
+    for act in (
+        lambda: [client.add(channel) for channel in channels],
+        lambda: client.announce_credit(channels[0]),
+        lambda: [client.announce_credit(channel) for channel in channels],
+        lambda: [client.send(CloseRequest()) for _ in range(2)],
+    ):
+        act()
+        counts.append((len(woken), client.has_more()))
+        while client.next_frame() is not None:
+            pass
+        assert not client.has_more()
+    assert counts == [(number, True) for number in (1, 2, 3, 4)]
 
 
 def test_G_01_and_G_02_credit_is_announced_for_the_backlog() -> None:

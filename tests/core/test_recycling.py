@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from exchange_model import SEGMENT_BYTES, nothing
 from hypothesis import given
@@ -11,7 +13,7 @@ from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.memory import Buffer, recycle_all
+from testbed_runtime.core.exchange.memory import Buffer, MemorySegment, recycle_all
 
 
 def drawn(pool: LocalBufferPool, kind: str) -> Buffer | None:
@@ -69,3 +71,35 @@ def test_a_buffer_that_is_twice_in_a_run_is_recycled_twice() -> None:
     assert buffer is not None
     with pytest.raises(LocalProtocolError, match="twice"):
         recycle_all([buffer, buffer])
+
+
+@pytest.mark.parametrize(
+    "answers", [[], [True], [False], [True, False], [False, True], [True, True], [False, False]]
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_listeners_are_offered_what_returns_together_as_what_returns_one_by_one(
+    answers: list[bool], together: bool
+) -> None:
+    """A listener gets one segment and may refuse it. Whatever no listener keeps is available."""
+    network = NetworkBufferPool(4, 8, memory=False)
+    pool = network.create_buffer_pool(4, 4)
+    segments = [segment for _ in range(4) if (segment := pool.request_segment()) is not None]
+    offered: list[bool] = []
+
+    def listener(answer: bool) -> Callable[[MemorySegment], bool]:
+        def on_segment(_: MemorySegment) -> bool:
+            offered.append(answer)
+            return answer
+
+        return on_segment
+
+    assert (len(segments), pool.available_segments) == (4, 0)
+    assert all(pool.add_listener(listener(answer)) for answer in answers)
+    if together:
+        pool.recycle_all(segments)
+    else:
+        for segment in segments:
+            pool.recycle(segment)
+    assert offered == answers
+    assert pool.available_segments == 4 - sum(answers)
+    assert (pool.requested, network.free) == (4, 0)
