@@ -78,8 +78,8 @@ def entry(trial: str, shape: Shape, role: str) -> dict[str, Any]:
             "vertices": [{"name": "source", "source": {"records_per_second": RATE}, **vertex},
                          {"name": "count", "operator": {"kind": "map"}, **vertex},
                          {"name": "sink", "sink": {"kind": "ledger"}, **vertex}],
-            "edges": [{"source": "source", "target": "count", "partitioning": "forward"},
-                      {"source": "count", "target": "sink", "partitioning": "forward"}],
+            "edges": [{"from": "source", "to": "count", "partitioning": "forward"},
+                      {"from": "count", "to": "sink", "partitioning": "forward"}],
         },
     }  # fmt: skip
 

@@ -142,8 +142,8 @@ def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list
     noises = {}
     for entry in entries:
         if entry["trial"] in used:
-            trial = read(entry)
-            with suppress(Exception):  # judging this trial raises it again
+            with suppress(Exception):  # reading or judging this trial raises it again
+                trial = read(entry)
                 noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
     known = [(entry, noises.get(controls.get(variant_of(entry), ""))) for entry in entries]
     return [e if e.get("role") == CONTROL else {**e, "noise": own} for e, own in known]

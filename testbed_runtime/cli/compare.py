@@ -112,9 +112,11 @@ def _different(runs: Sequence[Path]) -> Sequence[Path]:
 def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Group]:
     """Return the trials of these variants (none: of all). `partly`: a run need only have one of them. Raises UserError."""
     from testbed_runtime.history.manifest import read_manifest
-    from testbed_runtime.runner.conclude import groups_of, read_rows
+    from testbed_runtime.results import read_rows
+    from testbed_runtime.runner.conclude import groups_of
 
-    found = {group.name: group for group in groups_of(read_manifest(folder), read_rows(folder))}
+    manifest = read_manifest(folder)
+    found = {group.name: group for group in groups_of(manifest, read_rows(folder, manifest))}
     if not found:
         raise UserError(str(folder), "has no trial that counts", "its report says why")
     unknown = [name for name in variants if name not in found]

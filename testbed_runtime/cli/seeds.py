@@ -28,8 +28,8 @@ from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.files import naming
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.report.answer import answer_lines, read_recoveries
-from testbed_runtime.runner.conclude import read_rows
+from testbed_runtime.report.answer import answer_lines
+from testbed_runtime.results import read_recoveries, read_rows
 
 MODULE = "testbed_runtime.cli.main"
 WORKERS = 2
@@ -175,11 +175,11 @@ def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:
         raise HeadgateError(f"the simulation with seed {seed} ended without a verdict")
     run = runs[-1].parent
     verdict = json.loads(runs[-1].read_text(encoding="utf-8"))["verdict"]
-    roles: Mapping[str, dict[str, Any]] = {t["trial"]: t for t in read_manifest(run)["trials"]}
+    manifest = read_manifest(run)
+    roles: Mapping[str, dict[str, Any]] = {t["trial"]: t for t in manifest["trials"]}
     rows = [
         {**row, "variant": roles[row["trial"]]["variant"], "role": roles[row["trial"]]["role"]}
-        for row in (read_rows(run) if (run / METRICS_FILE).exists() else ())
-        if row["trial"] in roles
+        for row in (read_rows(run, manifest) if (run / METRICS_FILE).exists() else ())
     ]
     recoveries = {f"seed-{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
     trials = [{**entry, "trial": f"seed-{seed}/{trial}"} for trial, entry in roles.items()]

@@ -39,8 +39,7 @@ from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import read_token
 from testbed_runtime.process.machine import machine_facts
-from testbed_runtime.report.answer import read_recoveries
-from testbed_runtime.runner.conclude import read_rows
+from testbed_runtime.results import read_recoveries, read_rows
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Notice, evaluating
@@ -136,7 +135,8 @@ class RunnerPod:
         if line := await asyncio.to_thread(_trace_sent, result.folder):
             progress.on_event(Notice(line))
         verdict = result.verdict
-        more = measured(read_manifest(result.folder), _rows(result.folder), read_recoveries(result.folder))
+        manifest = read_manifest(result.folder)
+        more = measured(manifest, _rows(result.folder, manifest), read_recoveries(result.folder))
         more["answer"] = answer_of(verdict)
         if result.evaluation_failure:
             more["evaluation_failure"] = result.evaluation_failure[:MAX_TEXT]
@@ -226,9 +226,9 @@ def _trace_sent(folder: Path) -> str:
         return f"the trace was not sent: {type(error).__name__}: {error}"
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
+def _rows(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
-        return read_rows(folder)
+        return read_rows(folder, manifest)
     except HeadgateError:
         return []  # there was no evaluation; the verdict has the reason
 

@@ -145,12 +145,12 @@ def _read(
 ) -> tuple[pa.Table, int]:
     """Return rows of a table, and the number of the first one in the file."""
     with open_table(trial.folder, table) as file:
+        if groups is None:
+            require_rows(trial.folder, table, file.metadata.num_rows, trial.rows[table])
         wanted = range(file.num_row_groups) if groups is None else groups
         first = sum(file.metadata.row_group(n).num_rows for n in range(wanted[0])) if wanted else 0
         try:
             rows = file.read_row_groups(list(wanted), columns=wanted_columns, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise unreadable(trial.folder, table, error) from None
-    if groups is None:
-        require_rows(trial.folder, table, len(rows), trial.rows[table])
     return rows.select(wanted_columns), first

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from testbed_runtime.history.damage import Damage
 
@@ -28,7 +28,7 @@ CHANGED = "is not what was sealed: it was changed after the trial"
 class Block(Struct, frozen=True):
     """Consecutive rows of a table: their number, and the digest of each column."""
 
-    rows: int
+    rows: Annotated[int, Meta(ge=0)]
     digests: dict[str, str]
 
 

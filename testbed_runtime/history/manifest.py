@@ -5,13 +5,12 @@ The runner writes it (runner.manifest). Report, evaluation, checks and commands 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
@@ -19,6 +18,7 @@ from testbed_runtime.core.job.keygroups import UPPER_BOUND_MAX_PARALLELISM
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import LATEST, VERSIONS
+from testbed_runtime.files import field_of, read_document
 
 MANIFEST_SCHEMA = 2
 MANIFEST = "manifest.json"
@@ -33,8 +33,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(str(folder), f"is not the folder of a run: it has no {MANIFEST}", _runs_in(folder))
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        data = read_document(path)
+    except (OSError, ValueError) as error:
         raise UserError(
             str(path), f"is not JSON: {error}", "the run's manifest is damaged; run the scenario again"
         ) from None
@@ -71,9 +71,16 @@ class _Vertex(Struct, frozen=True):
     parallelism: Annotated[int, Meta(ge=1, le=UPPER_BOUND_MAX_PARALLELISM)] = 1
 
 
+class _Edge(Struct, frozen=True):
+    source: str = field(name="from")
+    target: str = field(name="to")
+    partitioning: str = ""
+    result: str = ""
+
+
 class _Job(Struct, frozen=True):
     vertices: list[_Vertex] = []
-    edges: list[dict[str, Any]] = []
+    edges: list[_Edge] = []
 
 
 class _Trial(Struct, frozen=True):
@@ -100,7 +107,8 @@ class _Run(Struct, frozen=True):
     trials: list[_Trial] = []
     scenario: _Scenario | None = None
     machine: dict[str, Any] = {}
-    looks: list[int] = []
+    looks: list[Annotated[int, Meta(ge=1)]] = []
+    decided: Annotated[int, Meta(ge=1)] | None = None
 
 
 def _damage(data: Mapping[str, Any]) -> str:
@@ -108,8 +116,9 @@ def _damage(data: Mapping[str, Any]) -> str:
     try:
         found = msgspec.convert(data, _Run)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$.")
-        return f"{place.rstrip('`')}: {problem}" if place else problem
+        return field_of(error)
+    if found.decided and not found.looks:
+        return f"decided: is {found.decided}, but `looks` is empty"
     for number, trial in enumerate(found.trials):
         if trial.variant not in found.expectations:
             return f"expectations has no list for {trial.variant!r:.60}, the variant of trials[{number}]"
@@ -151,5 +160,4 @@ def blocking_edges(entry: Entry) -> list[Mapping[str, Any]]:
 def edges(entry: Entry) -> Iterator[tuple[str, str, str]]:
     """Yield the source, the target and the partitioning of each edge."""
     for edge in _job(entry).get("edges") or ():
-        source, target = edge.get("source") or edge["from"], edge.get("target") or edge["to"]
-        yield source, target, str(edge.get("partitioning") or PARTITIONINGS[0])
+        yield edge["from"], edge["to"], str(edge.get("partitioning") or PARTITIONINGS[0])

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.core.errors import UserError, first_line
+from testbed_runtime.files import field_of, require_regular
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
 from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
@@ -50,8 +51,9 @@ def read_seal(folder: Path) -> SealReport:
         raise UserError(where, "does not exist, so the trial is not sealed", "run the scenario again")
     try:
         report = read_sealed(folder)
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        problem = f"is truncated or damaged: {first_line(error)}"
+    except (OSError, ValueError) as error:
+        why = field_of(error) if isinstance(error, msgspec.ValidationError) else first_line(error)
+        problem = f"is truncated or damaged: {why}"
         raise UserError(f"{where}/{SEALED}", problem, "run the scenario again") from None
     if report is None:
         raise _not_sealed(folder, where)
@@ -77,6 +79,7 @@ def open_table(folder: Path, name: str) -> pq.ParquetFile:
     """Open the file of a table. Raises UserError if it is missing or damaged, and DamagedHistory if it lacks columns."""
     path = folder / f"{name}.parquet"
     try:
+        require_regular(path.stat().st_mode)
         file = pq.ParquetFile(path, memory_map=True)
     except FileNotFoundError:
         where = f"{HISTORY_FOLDER}/{folder.name}/{name}.parquet"
@@ -104,9 +107,9 @@ def require_rows(folder: Path, name: str, rows: int, sealed: int) -> None:
 
 def _table(folder: Path, name: str, sealed: int) -> pa.Table:
     with open_table(folder, name) as file:
+        require_rows(folder, name, file.metadata.num_rows, sealed)
         try:
             table = file.read()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise unreadable(folder, name, error) from None
-    require_rows(folder, name, len(table), sealed)
     return table.select(arrow_schema(name).names)

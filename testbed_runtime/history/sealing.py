@@ -10,16 +10,16 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.files import sync, write_whole
+from testbed_runtime.files import read_document, sync, write_whole
 from testbed_runtime.history.digests import Block, block_of
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX, RecordingError
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
@@ -39,7 +39,7 @@ class SealReport(Struct, frozen=True, kw_only=True):
     table to the digests of its rows; earlier versions wrote none."""
 
     schema: int
-    rows: dict[str, int]
+    rows: dict[str, Annotated[int, Meta(ge=0)]]
     streams: dict[str, dict[str, int]]
     problems: list[str]
     blocks: dict[str, list[Block]] = {}
@@ -50,7 +50,7 @@ def read_sealed(folder: Path) -> SealReport | None:
     path = folder / SEALED
     if not path.exists():
         return None
-    return msgspec.json.decode(path.read_bytes(), type=SealReport)
+    return msgspec.convert(read_document(path), SealReport)
 
 
 def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from math import ceil
-from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement import quantities
@@ -80,14 +77,6 @@ class Answer(Struct, frozen=True):
             yield f"{self.where}: close to its limit: {margin_words(margin)}"
         for line in self.savings:
             yield f"{self.where}: {line}"
-
-
-def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
-    """Read a run's recovery.json. Empty if it is missing or has another format."""
-    try:
-        return msgspec.json.decode((folder / RECOVERY_FILE).read_bytes(), type=dict[str, TrialRecovery])
-    except (OSError, ValueError, msgspec.MsgspecError):
-        return {}
 
 
 def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[Answer]:

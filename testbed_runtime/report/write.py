@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,17 @@ from testbed_runtime.core.documents import (
     METRICS_FILE,
     PAGE_FILE,
     SUMMARY_FILE,
-    TIMESERIES_FILE,
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.files import read_json, write_whole
+from testbed_runtime.files import read_document, read_json, write_whole
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
+from testbed_runtime.results import read_recoveries, read_rows, read_series
 
 Document = Mapping[str, Any]
 
@@ -81,13 +79,13 @@ def _refused(name: str, why: str) -> RunView:
 def _read(run: Path) -> RunView:
     manifest, path = read_manifest(run), run / VERDICT_FILE
     try:
-        verdict = json.loads(path.read_text(encoding="utf-8"))
+        verdict = read_document(path)
     except (OSError, ValueError) as error:
         raise HeadgateError(f"cannot read {path}: {error}") from None
     return build(
         manifest,
-        read_json(run / METRICS_FILE, []),
-        read_json(run / TIMESERIES_FILE, {}),
+        read_rows(run, manifest) if (run / METRICS_FILE).exists() else [],
+        read_series(run),
         verdict,
         recoveries=read_recoveries(run),
         comparison=read_json(run / COMPARISON_FILE, {}),

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from testbed_runtime.core.documents import (
-    COMPARISON_FILE,
-    METRICS_FILE,
-    TIMESERIES_FILE,
-    VERDICT_FILE,
-    versioned,
-)
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.documents import COMPARISON_FILE, VERDICT_FILE
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import comparison
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.metrics import (
     INDISTINGUISHABLE,
-    METRIC_FIELDS,
     NOT_ENOUGH_TRIALS,
     RUN_FAILED,
 )
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
-from testbed_runtime.files import read_json
 from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.results import read_recoveries, read_rows, read_series
 from testbed_runtime.runner.manifest import write_json
 
-_ROW = msgspec.defstruct(
-    "_ROW", [(n, float | None if kind == "double" else str) for n, kind in METRIC_FIELDS], frozen=True
-)
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
@@ -119,23 +105,6 @@ def facts_of(trials: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
     ]
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """Read metrics.json. Raises HeadgateError when it is missing or damaged."""
-    try:
-        rows: Any = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
-        msgspec.convert(rows, list[_ROW])  # type: ignore[valid-type]
-    except FileNotFoundError:
-        raise HeadgateError(
-            f"{folder} has no {METRICS_FILE}: run `headgate evaluate {folder}` first"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise HeadgateError(
-            f"{folder / METRICS_FILE} does not hold metric rows: {error}; run `headgate evaluate {folder}` again"
-        ) from None
-    found: list[dict[str, Any]] = rows
-    return found
-
-
 def conclude(
     folder: Path,
     manifest: dict[str, Any],
@@ -146,17 +115,19 @@ def conclude(
 ) -> tuple[dict[str, Any], Path]:
     """Judge, write verdict.json and the report. Return the verdict as written, and the path of the report."""
     from testbed_runtime.report import write_report
-    from testbed_runtime.report.answer import answer_lines, read_recoveries
+    from testbed_runtime.report.answer import answer_lines
 
+    # without rows, the other results are those of an earlier evaluation
+    series, recoveries = (read_series(folder), read_recoveries(folder)) if rows else ({}, {})
     verdict = verdict_of(manifest, rows, error=error).to_json()
-    verdict["answer"] = answer_lines(manifest["trials"], read_recoveries(folder) if rows else {})
+    verdict["answer"] = answer_lines(manifest["trials"], recoveries)
     write_json(folder / VERDICT_FILE, verdict)
     write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
     report = write_report(
         folder,
         manifest=manifest,
         metrics=rows,
-        timeseries=read_json(folder / TIMESERIES_FILE, versioned({"trials": []})),
+        timeseries=series,
         verdict=verdict,
         inconclusive=inconclusive,
     )
@@ -165,4 +136,5 @@ def conclude(
 
 def reread(folder: Path) -> tuple[dict[str, Any], Path]:
     """Judge the metrics in a folder and write its report again."""
-    return conclude(folder, read_manifest(folder), read_rows(folder))
+    manifest = read_manifest(folder)
+    return conclude(folder, manifest, read_rows(folder, manifest))

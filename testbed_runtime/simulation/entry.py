@@ -22,6 +22,7 @@ from testbed_runtime.core.documents import (
     TRACE_FILE,
     versioned,
 )
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import Trial
@@ -52,13 +53,15 @@ class DirectEvaluator:
             return reduced(whole)
 
         for number, entry in enumerate(with_noise(entries, lambda e: read(e["trial"])), start=1):
-            trial = read(entry["trial"])
             try:
+                trial = read(entry["trial"])
                 answer = trial_recovery(trial, entry)
                 found = trial_metrics(trial, entry, recovery=answer), trial_timeseries(trial, entry)
                 events = trace_events(trial, answer, pid=number)
+            except HeadgateError:
+                raise
             except Exception as error:
-                rows += unjudged(trial.run, trial.trial, described(error))
+                rows += unjudged(manifest["run"], entry["trial"], described(error))
                 continue
             answers[entry["trial"]] = answer.to_json()
             rows += found[0]

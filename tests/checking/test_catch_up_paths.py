@@ -31,7 +31,7 @@ def catch_up(
     edges = (("source", "count"), ("count", "sink"), ("source", "direct"))[: 2 + direct]
     job = {
         "vertices": [{"name": n, "role": r, "kind": operator, "parallelism": 1} for n, r in names],
-        "edges": [{"source": source, "target": target} for source, target in edges],
+        "edges": [{"from": source, "to": target} for source, target in edges],
     }
     rounds = (RoundSpan(at(8), at(20), cause(8), running=at(10)),)
     outage = Outage(fault("kill", 8, 9, "process.kill"), at(8), at(20), rounds, True, at(20), shared=faults)

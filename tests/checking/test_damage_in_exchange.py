@@ -201,7 +201,7 @@ def several() -> list[Written]:
 def test_the_bytes_of_a_vertex_are_shared_by_its_edges(change: Row, expected: list[str]):
     """Its records are not: each edge carries all of them."""
     names = [{"name": n, "parallelism": 2 if n == "c" else 1, "kind": "map"} for n in "acbd"]
-    edges = [{"source": s, "target": t} for s, t in ("ab", "cb", "cd")]
+    edges = [{"from": s, "to": t} for s, t in ("ab", "cb", "cd")]
     entry = {"job": {"vertices": names, "edges": edges}}
     assert texts(check_exchange(edited(several(), {3: change}), entry)) == expected
 

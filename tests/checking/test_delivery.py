@@ -357,7 +357,7 @@ def test_losses_and_duplicates_are_counted_exactly(end: int, missing: list[int],
     sink.append("events", kind="source.end", subject="source-0", data={"next": end})
     shape = {
         "vertices": [{"name": "source", "source": {}}, {"name": "sink", "sink": {}}],
-        "edges": [{"source": "source", "target": "sink"}],
+        "edges": [{"from": "source", "to": "sink"}],
     }
     found = check_delivery(memory.trial(), {"drained": True, "job": shape})
     assert (found.lost, found.duplicated, found.corrupted) == (len(lost), len(twice), 0)

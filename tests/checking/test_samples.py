@@ -125,7 +125,7 @@ def test_the_offered_rate_counts_each_copy_of_a_record(history: Any):
     """A broadcast to three subtasks, and another sink: four copies."""
     job = {
         "vertices": [{"name": "source", "source": {"records_per_second": 100}}, {"name": "a", "parallelism": 3, "sink": {}}, {"name": "b", "sink": {}}],
-        "edges": [{"source": "source", "target": "a", "partitioning": "broadcast"}, {"source": "source", "target": "b"}],
+        "edges": [{"from": "source", "to": "a", "partitioning": "broadcast"}, {"from": "source", "to": "b"}],
     }  # fmt: skip
     assert offered_rate(history.empty().trial(), {"job": job}) == 400
 

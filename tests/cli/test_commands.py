@@ -540,7 +540,8 @@ def test_an_interrupted_run_without_a_manifest_promises_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "words"), [("manifest.json", "is not JSON"), ("metrics.json", "does not hold metric rows")]
+    ("file", "words"),
+    [("manifest.json", "is not JSON"), ("metrics.json", "it is damaged; run `headgate evaluate")],
 )
 def test_a_truncated_file_of_a_run_is_reported(headgate, tmp_path, file, words):
     """Exit 2, with the file's name."""

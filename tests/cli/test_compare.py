@@ -209,7 +209,7 @@ def test_metrics_that_hold_no_rows_are_refused_with_the_command_that_repairs_the
     """Not with the words of a bug."""
     folder = run_folder(tmp_path, "a", slow=SLOW, fast=FAST)
     (folder / "metrics.json").write_text(content)
-    with pytest.raises(HeadgateError, match=r"does not hold metric rows: .*; run `headgate evaluate"):
+    with pytest.raises(HeadgateError, match=r"metrics.json: .*it is damaged; run `headgate evaluate"):
         CliRunner().invoke(build(), ["compare", str(folder)], catch_exceptions=False)
 
 

@@ -302,7 +302,7 @@ class Oracle:
         spans = [(p["name"], p["start_ns"], p["end_ns"]) for p in entry["phases"]]
         self._duck.executemany("insert into spans values (?, ?, ?)", spans)
         self._duck.execute("create table edges (source text, target text)")
-        edges = [(e.get("source") or e["from"], e.get("target") or e["to"]) for e in entry["job"]["edges"]]
+        edges = [(e["from"], e["to"]) for e in entry["job"]["edges"]]
         self._duck.executemany("insert into edges values (?, ?)", edges)
         timeout = entry["configuration"].get("execution.buffer-timeout.interval", "100 ms")
         self._duck.execute("create table flusher as select cast(? as interval) as timeout", [timeout])

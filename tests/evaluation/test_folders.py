@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,11 @@ def replaced_by_a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def replaced_by_a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def linked(target: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         path.unlink()
@@ -142,11 +148,19 @@ def changed(change: Callable[[Any], object]) -> Callable[[Path], None]:
 
 UNREADABLE: list[tuple[str, Callable[[Path], object], str]] = [
     ("tasks.parquet", replaced_by_a_folder, "is truncated or damaged: "),
+    ("tasks.parquet", replaced_by_a_fifo, "is truncated or damaged: it is not a regular file"),
+    ("tasks.parquet", linked("/dev/zero"), "is truncated or damaged: it is not a regular file"),
     ("tasks.parquet", linked("tasks.parquet"), "is truncated or damaged: "),
     ("tasks.parquet", linked("nowhere"), "is missing from a sealed trial"),
     ("tasks.parquet", with_text(""), "is truncated or damaged: "),
     ("tasks.parquet", with_text("task,vertex"), "is truncated or damaged: "),
     ("sealed.json", replaced_by_a_folder, "is truncated or damaged: "),
+    ("sealed.json", replaced_by_a_fifo, "is truncated or damaged: it is not a regular file"),
+    (
+        "sealed.json",
+        changed(lambda seal: seal["rows"].update(tasks=-5)),
+        "is truncated or damaged: rows[...]: Expected `int` >= 0",
+    ),
     ("sealed.json", with_text(""), "is truncated or damaged: "),
     ("sealed.json", with_text("[" * 100_000), "is truncated or damaged: "),
     ("sealed.json", changed(lambda seal: seal["rows"].update(tasks="5")), "is truncated or damaged: "),

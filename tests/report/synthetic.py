@@ -110,8 +110,8 @@ def entry(plan: Plan) -> dict[str, Any]:
                 {"name": "sink", "parallelism": 2, "sink": {"kind": "ledger"}},
             ],
             "edges": [
-                {"source": "source", "target": "count", "partitioning": "hash"},
-                {"source": "count", "target": "sink", "partitioning": "forward"},
+                {"from": "source", "to": "count", "partitioning": "hash"},
+                {"from": "count", "to": "sink", "partitioning": "forward"},
             ],
         },
     }  # fmt: skip

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.report.answer import (
     VariantAnswer,
     answers,
     headline,
     margin_words,
-    read_recoveries,
     savings,
     typical_prices,
 )
@@ -290,16 +285,6 @@ def test_a_start_within_a_recovery_is_not_listed_twice():
     start = Recovery(fault="", effect_ns=0, end_ns=found.end_ns - 1, rounds=found.rounds)
     both = TrialRecovery(trial="main-1", start=start, recoveries=known.recoveries)
     assert lines(both) == lines(known)
-
-
-def test_a_run_without_a_readable_record_has_no_answer(tmp_path: Path):
-    """Missing, damaged, of another format."""
-    assert read_recoveries(tmp_path) == {}
-    for text in ("", "[]", '{"main-1": 3}', '{"main-1": {"recoveries": [{"x": 1}], "trial": "main-1"}}'):
-        (tmp_path / RECOVERY_FILE).write_text(text)
-        assert read_recoveries(tmp_path) == {}
-    (tmp_path / RECOVERY_FILE).write_text(json.dumps({"main-1": killed("main-1").to_json()}))
-    assert read_recoveries(tmp_path) == {"main-1": killed("main-1")}
 
 
 @pytest.mark.parametrize(("waited_s", "exceeded"), [(22.7, False), (22.7000001, False), (22.702, True)])

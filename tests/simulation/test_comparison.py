@@ -10,7 +10,8 @@ import pytest
 
 from testbed_runtime.core.judgement.comparison import comparison
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.runner.conclude import groups_of, read_rows
+from testbed_runtime.results import read_rows
+from testbed_runtime.runner.conclude import groups_of
 from tests.simulation.simulating import run_document
 
 TRIALS = 20
@@ -90,12 +91,10 @@ def test_equal_settings_are_indistinguishable_and_a_shorter_heartbeat_is_better_
     assert item["measured"].startswith("better by ")
 
     run_document(document(1007, {"name": "other"}), tmp_path / "two")
-    groups = [
-        g
-        for folder in ("one", "two")
-        for g in groups_of(read_manifest(tmp_path / folder), read_rows(tmp_path / folder))
-        if g.name in ("slow", "other")
-    ]
+    folders = [tmp_path / "one", tmp_path / "two"]
+    manifests = [read_manifest(folder) for folder in folders]
+    both = [groups_of(m, read_rows(f, m)) for f, m in zip(folders, manifests, strict=True)]
+    groups = [g for found in both for g in found if g.name in ("slow", "other")]
     apart = comparison(groups)
     assert not apart["contrasts"][0]["paired"]
     assert {c["answer"] for c in apart["contrasts"]} == {"indistinguishable"}

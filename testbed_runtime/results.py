@@ -1,0 +1,84 @@
+"""Read what an evaluation wrote to a run's folder. A damaged file is an error that names the file and the field."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, versioned
+from testbed_runtime.core.errors import HeadgateError, UserError, first_line
+from testbed_runtime.core.judgement.metrics import METRIC_FIELDS, METRICS
+from testbed_runtime.core.judgement.recovery import ROUNDING_S, TrialRecovery
+from testbed_runtime.core.judgement.series import Timeseries
+from testbed_runtime.files import field_of, read_document
+
+_VALUE = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)] | None
+_ROW = msgspec.defstruct(
+    "_ROW", [(n, _VALUE if kind == "double" else str) for n, kind in METRIC_FIELDS], frozen=True
+)
+
+
+def read_rows(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Read the metrics.json of the run with this manifest. Raises HeadgateError when it is missing, damaged, or of another run."""
+    if not (folder / METRICS_FILE).exists():
+        raise HeadgateError(f"{folder} has no {METRICS_FILE}: run `headgate evaluate {folder}` first")
+    found: list[dict[str, Any]]
+    found, _ = _result(folder, METRICS_FILE, list[_ROW], [])  # type: ignore[valid-type]
+    if problem := _impossible(found, manifest):
+        raise _damaged(folder / METRICS_FILE, problem)
+    return found
+
+
+def _impossible(rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> str:
+    """Return the first field whose value no row of this run can have. Empty if there is none."""
+    trials = {entry["trial"] for entry in manifest["trials"]}
+    for number, row in enumerate(rows):
+        if row["run"] != manifest["run"]:
+            return f"[{number}].run: is {row['run']!r:.60}, but the run is {manifest['run']}"
+        if row["trial"] not in trials:
+            return f"[{number}].trial: is {row['trial']!r:.60}, which the run does not have"
+        metric = METRICS.get(row["metric"])
+        if metric is not None and row["value"] is not None and row["value"] > metric.most:
+            return f"[{number}].value: is {row['value']:g}, but {metric.name} is at most {metric.most:g}"
+    return ""
+
+
+def read_series(folder: Path) -> dict[str, Any]:
+    """Read a run's timeseries.json. Without trials if it is missing. Raises HeadgateError when it is damaged."""
+    found: dict[str, Any]
+    found, _ = _result(folder, TIMESERIES_FILE, Timeseries, versioned({"trials": []}))
+    return found
+
+
+def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
+    """Read a run's recovery.json. Empty if it is missing. Raises HeadgateError when it is damaged."""
+    found: dict[str, TrialRecovery]
+    _, found = _result(folder, RECOVERY_FILE, dict[str, TrialRecovery], {})
+    for trial, of_trial in found.items():
+        for number, one in enumerate(of_trial.recoveries):
+            sum_s = sum(p.seconds for p in one.prices) + one.unattributed_s
+            if one.prices and abs(sum_s - one.total_s) > ROUNDING_S:
+                problem = f"[{trial!r}].recoveries[{number}].prices: add up to {sum_s:g} s with the unattributed seconds, but it took {one.total_s:g} s"
+                raise _damaged(folder / RECOVERY_FILE, problem)
+    return found
+
+
+def _result(folder: Path, name: str, kind: Any, missing: Any) -> tuple[Any, Any]:
+    """Return the content of a file, as it is and as a `kind`."""
+    try:
+        found = read_document(folder / name)
+        return found, msgspec.convert(found, kind)
+    except FileNotFoundError:
+        return missing, missing
+    except msgspec.ValidationError as error:
+        raise _damaged(folder / name, field_of(error)) from None
+    except (OSError, ValueError) as error:
+        raise _damaged(folder / name, first_line(error)) from None
+
+
+def _damaged(path: Path, problem: str) -> UserError:
+    return UserError(str(path), problem, f"it is damaged; run `headgate evaluate {path.parent}` again")
