@@ -38,6 +38,8 @@ pytestmark = pytest.mark.helm
 
 NAMESPACED = ("--set", "watchNamespaces={one,two}", "--set", "crds.install=false")
 DIGEST = "sha256:" + "a" * 64
+EMPTY = ("", [], {})
+"""Defaults of values that are not set."""
 
 
 def test_a13_rendering_twice_gives_the_same_bytes():
@@ -122,6 +124,8 @@ def test_pull_secrets_reach_every_pod_and_the_operator():
         ),
         ("watchNamespaces={a},rbac.testbedNamespaces={b}", "rbac.testbedNamespaces"),
         ("somethingElse=1", "somethingElse"),
+        ("crds.keep=null", "missing property 'keep'"),
+        ("healOnUninstall=null", "missing property 'healOnUninstall'"),
     ],
 )
 def test_a_value_that_is_not_known_or_not_possible_is_refused_by_its_name(value, named):
@@ -132,7 +136,8 @@ def test_a_value_that_is_not_known_or_not_possible_is_refused_by_its_name(value,
 
 
 def test_every_value_is_described_by_the_schema():
-    """Keys of values.yaml and of the schema are the same, down to the last."""
+    """Keys of values.yaml and of the schema are the same, down to the last. One whose default is not empty may not be null or missing, as
+    with `--reuse-values` after an upgrade: without `crds.keep`, an uninstall would delete every object."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
 
@@ -142,11 +147,34 @@ def test_every_value_is_described_by_the_schema():
         if properties is None or path == "resources":  # its values are not all set
             return
         assert set(value) == set(properties), path
+        maps = {
+            key
+            for key, inner in properties.items()
+            if inner.get("type") == "object" and "properties" not in inner
+        }
+        unset = {key for key in properties if value[key] in EMPTY}
+        assert set(described.get("required", ())) == set(properties) - maps - unset - {"resources"}, path
         for key, inner in properties.items():
             if isinstance(value[key], dict):
                 same(value[key], inner, key)
 
     same(values, schema, "")
+
+
+def test_a_value_whose_default_is_empty_may_be_null():
+    """`watchNamespaces:` without a value, in a file, is as the default."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def empty(value, path):
+        for key, inner in value.items():
+            if inner in EMPTY:
+                yield f"{path}{key}=null"
+            elif isinstance(inner, dict):
+                yield from empty(inner, f"{path}{key}.")
+
+    nulls = [part for setting in empty(values, "") for part in ("--set", setting)]
+    assert len(nulls) > 50
+    assert chart(*nulls) == chart()
 
 
 def test_definitions_come_with_the_chart_are_kept_and_can_be_left_out():

@@ -49,7 +49,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* An image reference. Call with (dict "root" $ "image" .Values.agentImage). */}}
 {{- define "headgate.image" -}}
-{{- $registry := default .root.Values.image.registry .root.Values.global.imageRegistry | trimSuffix "/" -}}
+{{- $registry := default "" (coalesce .root.Values.global.imageRegistry .root.Values.image.registry) | trimSuffix "/" -}}
 {{- $repository := ternary .image.repository (printf "%s/%s" $registry .image.repository) (empty $registry) -}}
 {{- if .image.digest -}}
 {{ $repository }}@{{ .image.digest }}
@@ -136,7 +136,7 @@ capabilities: {drop: [ALL]}
 
 {{/* The namespace of the Jobs for `helm test` and for healing before an uninstall. */}}
 {{- define "headgate.firstNamespace" -}}
-{{- $named := concat .Values.watchNamespaces .Values.rbac.testbedNamespaces -}}
+{{- $named := concat (default list .Values.watchNamespaces) (default list .Values.rbac.testbedNamespaces) -}}
 {{- $existing := include "headgate.existing" (dict "root" . "watched" $named) | fromJsonArray -}}
 {{- append $existing .Release.Namespace | first -}}
 {{- end -}}
