@@ -133,7 +133,7 @@ async def _operator(api: Api) -> Finding:
 
 async def _acting(api: Api, deployment: Mapping[str, Any]) -> Finding:
     """Check that the operator that serves the namespace has rights there. A cluster-wide operator with `rbac.testbedNamespaces` may only be
-    allowed to watch."""
+    allowed to watch. The Roles of a limited one were deleted with the namespace if it was recreated."""
     found = _full(deployment)
     acts = await _permitted(_may_act(api, deployment), None)
     if acts is None:
@@ -143,10 +143,13 @@ async def _acting(api: Api, deployment: Mapping[str, Any]) -> Finding:
         return Finding("operator", WARNING, found, unknown)
     if acts:
         return Finding("operator", GOOD, found, "reconciles what is applied")
-    fix = (
-        f"add {api.namespace} to rbac.testbedNamespaces of the Helm release, or bind the ClusterRole that ends "
-        "in -acts to the operator's account there"
-    )
+    if watched_namespaces(deployment):
+        fix = "its Role or RoleBinding is missing, for example because the namespace was recreated: repeat `helm upgrade`"
+    else:
+        fix = (
+            f"add {api.namespace} to rbac.testbedNamespaces of the Helm release, or bind the ClusterRole that ends "
+            "in -acts to the operator's account there"
+        )
     return Finding("operator", BAD, f"{found} has no rights in {api.namespace}", fix)
 
 

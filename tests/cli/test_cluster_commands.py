@@ -430,18 +430,20 @@ class Crowded(WithOperator):
 
 
 @pytest.mark.parametrize(
-    ("answer", "level", "words"),
+    ("watched", "answer", "level", "words"),
     [
-        (True, GOOD, ("headgate-system/headgate-operator", "reconciles")),
-        (False, BAD, ("headgate-system/headgate-operator has no rights in demo", "add demo to rbac.testbedNamespaces")),
-        (None, WARNING, ("headgate-system/headgate-operator", "you are not permitted to ask")),
+        ("", True, GOOD, ("headgate-system/headgate-operator", "reconciles")),
+        ("", False, BAD, ("headgate-system/headgate-operator has no rights in demo", "add demo to rbac.testbedNamespaces")),
+        ("demo", False, BAD, ("headgate-system/headgate-operator has no rights in demo", "repeat `helm upgrade`")),
+        ("", None, WARNING, ("headgate-system/headgate-operator", "you are not permitted to ask")),
     ],
-    ids=["has rights", "has none", "unknown"],
+    ids=["has rights", "has none", "has none any more", "unknown"],
 )  # fmt: skip
 async def test_doctor_asks_whether_the_operator_may_act_in_the_namespace(
-    answer: bool | None, level: str, words: tuple[str, str]
+    watched: str, answer: bool | None, level: str, words: tuple[str, str]
 ):
-    """A cluster-wide operator watches every namespace, and acts where `rbac.testbedNamespaces` lets it: what is applied elsewhere stalls."""
+    """A cluster-wide operator watches every namespace, and acts where `rbac.testbedNamespaces` lets it: what is applied elsewhere stalls.
+    The chart refuses that value for an operator that is limited to namespaces, whose Roles end with a deleted namespace."""
 
     class Reviewing(WithOperator):
         async def create(self, review):
@@ -452,7 +454,7 @@ async def test_doctor_asks_whether_the_operator_may_act_in_the_namespace(
             assert spec["resourceAttributes"]["namespace"] == review["metadata"]["namespace"] == "demo"
             return {"status": {"allowed": answer}}
 
-    api = Reviewing("")
+    api = Reviewing(watched)
     api.deployment["spec"]["template"]["spec"]["serviceAccountName"] = "operator"
     found = await cluster_doctor._operator(api)
     assert found.level == level
