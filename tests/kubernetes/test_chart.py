@@ -494,6 +494,23 @@ def test_the_hooks_need_no_namespace_but_that_of_the_release():
     assert {"one", "two"} <= set(_reached(chart(*NAMESPACED), "demo-headgate-uninstall"))
 
 
+def test_every_pod_of_the_chart_is_let_out_to_the_api_server():
+    """Where a namespace denies egress by default, an uninstall could heal nothing otherwise."""
+    objects = chart()
+    [policy] = of_kind(objects, "NetworkPolicy")
+    labels = policy["spec"]["podSelector"]["matchLabels"]
+    [expression] = policy["spec"]["podSelector"]["matchExpressions"]
+    pods = [
+        o if o["kind"] == "Pod" else o["spec"]["template"]
+        for o in of_kind(objects, "Deployment", "Job", "Pod")
+    ]
+    assert len(pods) == 3
+    for pod in pods:
+        found = pod["metadata"]["labels"]
+        assert found.items() >= labels.items()
+        assert (expression["operator"], found[expression["key"]] in expression["values"]) == ("In", True)
+
+
 def _environment(*arguments: str) -> dict[str, str]:
     return _values_of(chart(*arguments))
 
