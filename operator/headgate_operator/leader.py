@@ -78,7 +78,8 @@ class Leader:
             except (ApiError, TimeoutError) as error:
                 if loop.time() - last >= RENEW_LIMIT_S - RETRY_S:
                     self.holding = False
-                    raise LeaseLost(f"not renewed for {loop.time() - last:.0f} s: {error}") from error
+                    reason = str(error) or "the API server does not answer"
+                    raise LeaseLost(f"not renewed for {loop.time() - last:.0f} s: {reason}") from error
                 pause = RETRY_S
                 continue
             if not renewed:

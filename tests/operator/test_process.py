@@ -238,6 +238,21 @@ def test_an_operator_that_cannot_renew_its_lease_ends_before_another_may_begin()
     simulate(scenario)
 
 
+def test_an_operator_whose_api_server_does_not_answer_logs_that(caplog: pytest.LogCaptureFixture) -> None:
+    """A suspended API server keeps its connections open."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        process = world.operators["operator-0"]
+        world.api.latency_s = 60
+        await world.until(lambda: interruptions(process) == 1, limit_s=20)
+
+    with caplog.at_level(logging.WARNING, "headgate.operator"):
+        simulate(scenario)
+    (record,) = (r for r in caplog.records if "interrupted" in r.message)
+    assert record.__dict__["error"] == "not renewed for 10 s: the API server does not answer"
+
+
 def test_an_operator_continues_by_itself_when_the_api_server_is_back() -> None:
     """One replica; the API server is away for a minute. The same process holds the Lease again, and works."""
 
