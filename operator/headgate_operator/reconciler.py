@@ -40,6 +40,11 @@ NO_RIGHTS_HINT = (
     "the operator has no rights in this namespace: add it to rbac.testbedNamespaces of the chart, or bind "
     "the ClusterRole that ends in -acts to the operator's account there"
 )
+NO_RIGHT_IN_ROLE_HINT = (
+    "the operator's Role in this namespace is older or was changed: repeat `helm upgrade`, or, with "
+    "rbac.create=false, apply helm/headgate/files/rules"
+)
+"""For an operator that is limited to namespaces. One whose Role is missing could not report it."""
 FAILING = {STALLED_REASON, NOT_ADMITTED, QUOTA_EXCEEDED}
 
 log = logging.getLogger("headgate.reconcile")
@@ -61,7 +66,10 @@ class Reconciler:
                 return CONFLICT_PAUSE_S
             if is_terminating(error):
                 raise NotNow from error
-            found = Refusal(NO_RIGHTS_HINT) if NO_RIGHTS in error.text else refusal_of(error.text)
+            found = refusal_of(error.text)
+            if NO_RIGHTS in error.text:
+                wide = self._context.settings.cluster_wide
+                found = Refusal(NO_RIGHTS_HINT if wide else NO_RIGHT_IN_ROLE_HINT)
             if found is not None:  # a user has to act, so report it at once
                 await self.stalled(key, f"{error}; {found.hint}", reason=found.reason)
             raise

@@ -97,6 +97,24 @@ def test_what_its_namespace_does_not_admit_is_reported_at_once(
     simulate(scenario)
 
 
+def test_an_operator_that_is_limited_to_namespaces_says_how_its_role_gets_a_missing_right() -> None:
+    """The chart refuses `rbac.testbedNamespaces` for it, and there is no ClusterRole."""
+
+    async def scenario(world: World) -> None:
+        words = 'secrets is forbidden: User "operator" cannot create resource "secrets"'
+        world.api.failing.append((lambda verb, _, name: "-token" in name, ApiError(403, "Forbidden", words)))
+        world.start()
+        world.api.put(a_testbed())
+        await world.until(lambda: condition(world, "Stalled") == "True/NotAdmitted", limit_s=10)
+        found = find(status(world), "Stalled")
+        assert found is not None
+        assert words in found["message"]
+        assert "repeat `helm upgrade`" in found["message"]
+        assert "testbedNamespaces" not in found["message"]
+
+    simulate(scenario, namespaces=("lab",))
+
+
 @pytest.mark.parametrize("wanted", [a_testbed(), a_run(), a_study()], ids=lambda wanted: wanted["kind"])
 def test_the_columns_of_kubectl_get_show_why_an_object_is_stalled(wanted: dict[str, Any]) -> None:
     """Without `-o wide`."""
