@@ -487,6 +487,12 @@ def test_only_the_pod_of_helm_test_is_a_test_suite_and_its_log_can_be_read():
     assert hooks[0]["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
 
 
+def test_the_account_of_helm_test_may_do_what_headgate_run_does():
+    """Create a run, follow it, stop it when interrupted, and read its report. It deletes nothing."""
+    runs = {("headgate.dev", "scenarioruns", verb) for verb in ("create", "get", "list", "watch", "patch")}
+    assert role(chart(*NAMESPACED), "demo-headgate-test") == {*runs, ("", "configmaps", "get")}
+
+
 def test_the_hooks_need_no_namespace_but_that_of_the_release():
     """Helm creates them before an uninstall, and would not go on if a watched namespace was deleted meanwhile."""
     hooks = [o for o in chart(*NAMESPACED) if "helm.sh/hook" in o["metadata"].get("annotations", {})]
