@@ -30,6 +30,8 @@ _HELD_BACK = {
 }
 """Kinds of waits, each with the kind of faults that only delay what is waited for. It arrives at the latest
 when the fault ends."""
+_EACH_ITS_OWN = ("registration.delay", "store.slow")
+"""The kinds of those faults that delay everything by the same time, side by side. It does not have to wait for the end of the fault."""
 _REFUSING = ("network.reset", "network.half-open")
 """The kinds of faults that refuse new connections, so that a job on such a link does not start before they end."""
 _JOBMANAGER_KILL, _JOBMANAGER_PAUSE = "jobmanager.kill", "jobmanager.pause"
@@ -136,9 +138,16 @@ class _Ends:
             passes = came - held.sent_again_ns
             came = wait.start_ns + round(connects_at(0.0, (passes - wait.start_ns) / NS) * NS)
         own = self.delays.get(wait.fault, 0)
-        if held.kind == "registration.delay" and own:
-            came = min(came, wait.start_ns + own + TIE_NS)
+        alone = wait.start_ns + own + self._usual_ns(held) + TIE_NS
+        if held.kind in _EACH_ITS_OWN and own and alone > wait.end_ns:
+            came = min(came, alone)
         return came - wait.start_ns if came > wait.end_ns else None
+
+    def _usual_ns(self, fault: FaultEffect) -> int:
+        """Return how long a checkpoint takes without the fault on the store: the longest one before it."""
+        own = [w for w in self.waits if w.kind == "checkpoint" and w.outcome is Outcome.COMPLETED]
+        before = [w.end_ns - w.start_ns for w in own if w.end_ns <= fault.begun_ns]
+        return max(before, default=0) if fault.group == "store" else 0
 
     def with_expired(self, segment: Segment, since_ns: int) -> Segment:
         """Return a pause of the JobManager together with the only limit that expired during it, and the value that this limit would have
@@ -182,7 +191,7 @@ class _Ends:
     def _returned(self, wait: Wait) -> int | None:
         """Return how long heartbeats between a TaskManager and the JobManager would have been missing. Of the
         waits for them that were in progress, the earliest counts, because it would have expired next. A muted
-        heartbeat is repeated only after one more interval. None if the history does not show it."""
+        heartbeat is repeated only after one more interval. One that TCP sends again arrives when the silence ends. None if the history does not show it."""
         at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
         silent = [e for e in self.effects if keeps_silent(e, lost, self.planes)]
@@ -198,7 +207,7 @@ class _Ends:
         own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
         begun = [w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS]
         since = min(begun, default=wait.start_ns)
-        repeated = any(not e.kind.endswith(".pause") for e in silent)
+        repeated = any(not (e.kind.endswith(".pause") or e.sent_again_ns) for e in silent)
         return back - since + (self.interval_ns if repeated else 0)
 
     def _answered(self, lost: Wait) -> int | None:

@@ -157,6 +157,16 @@ def test_messages_and_calls_that_a_fault_delays_are_answered_after_its_end(
     assert enough_s(waits, [effect("slow", fault, 0, 30)], asked) == enough
 
 
+def test_a_checkpoint_waits_for_its_own_writes_only():
+    """Each takes 7 s longer, and the longest checkpoint before the fault took 2 s: a timeout need not last until the fault ends."""
+    before = [
+        wait("checkpoint", CHECKPOINT, span, outcome=Outcome.COMPLETED) for span in ((1, 2), (3, 5), (6, 12))
+    ]
+    waits = [wait("checkpoint", CHECKPOINT, (10, 15), fault="slow"), *before]
+    asked = {"slow": {"duration_s": 24, "params": {"delay_s": 7.0}}}
+    assert enough_s(waits, [effect("slow", "store.slow", 6, 30)], asked) == 9.02
+
+
 @pytest.mark.parametrize(
     ("ended", "sent_again", "asked", "enough"),
     [(29, 0, 29, 19.0), (29.1, 0, 29.1, 35.0), (29.1, 0.1, 29, 19.0), (14, 0, 14, None), (29, 5, 29, None)],
@@ -190,6 +200,8 @@ BEATS = wait("heartbeat", HEARTBEAT, (10, 15))
         # the next heartbeat comes up to an interval after the end
         ([effect("gc", "heartbeats.mute", 10.1, 17, "tm-1")], {}, 8.0),
         ([effect("gc", "network.partition", 10.1, 17, "tm-1")], {"plane": "rpc"}, 8.0),
+        # what TCP sends again is there then
+        ([effect("gc", "network.partition", 10.1, 17, "tm-1", sent_again_ns=NS // 5)], {"plane": "rpc"}, 7.0),
         ([effect("gc", "network.partition", 10.1, 17, "tm-1")], {"plane": "data"}, None),
         ([GC, effect("mute", "heartbeats.mute", 10.1, 19, "tm-1")], {}, 10.0),
         ([effect("gc", "process.kill", 10.1, 17, "tm-1")], {}, None),

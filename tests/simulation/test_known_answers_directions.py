@@ -91,7 +91,7 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
             8.1,
         ),
         # neither hears the other. What the TaskManager lost first, its answer 0.9 s after the beginning, is sent again 6.7 s later
-        (case("cut", RPC_CUT), HEARTBEAT, "5 s", 8.7),
+        (case("cut", RPC_CUT), HEARTBEAT, "5 s", 7.7),
         # the next request comes 0.9 s after the beginning, and it and its answer take 3 s each
         (case("far", far("one-way", "3 s", "both")), HEARTBEAT, "5 s", 7.0),
         (case("far-there-and-back", far("round-trip", "6 s", "both")), HEARTBEAT, "5 s", 7.0),
@@ -102,8 +102,8 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         (case("late-2", LATE, KILLED, version="1.12"), BACKOFF, "2000", 6.0),
         # the tasks are submitted 1.4 s after the kill, and the last of them are there when the fault ends
         (Case("submit", [SLOW, KILLED], "", 0.0, options=PATIENT, observation="50 s"), ASK, "4 s", 6.1),
-        # the first checkpoint in the fault begins 1.9 s after it, and the store goes on when it ends
-        (case("store", STORE, **UNTOLERANT), CHECKPOINT, "5 s", 10.1),
+        # each write takes 8 s, and the tasks write side by side; the fault ends 2 s later
+        (case("store", STORE, **UNTOLERANT), CHECKPOINT, "5 s", 8.0),
         # the seconds are those of the pause; the last heartbeat and the last renewal of the lease came 0.1 s before it
         (case("jobmanager", JOBMANAGER_GC), HEARTBEAT, "5 s", 8.1),
         (case("lease", JOBMANAGER_GC, **LEADER), RENEW, "5 s", 8.1),
