@@ -65,11 +65,11 @@ def equal(table: pa.Table, column: str, value: str) -> Flags:
     return np.asarray(pc.equal(table.column(column), value).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def first_true(flags: Any) -> int:
-    """Return the position of the first true value, or -1. Takes a NumPy array or an Arrow array without
-    nulls."""
-    places = np.flatnonzero(np.asarray(flags))
-    return int(places[0]) if len(places) else -1
+def first_true(flags: Any) -> list[int]:
+    """Return the position of the first true value. Empty if there is none. Takes a NumPy array or an Arrow
+    array without nulls."""
+    found: list[int] = np.flatnonzero(np.asarray(flags))[:1].tolist()
+    return found
 
 
 def tolerance_ns(trial: Trial, process: str, since_ns: int, until_ns: int | None = None) -> int:

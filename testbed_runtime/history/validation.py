@@ -176,7 +176,7 @@ def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Dama
 def _first(name: str, table: pa.Table, column: str, wrong: Any, problem: str, *more: Any) -> Iterator[Damage]:
     """Yield the first row for which `wrong` is true. `problem` is formatted with the row's value in the
     column, and with `more`: its values in these arrays, or values that are not arrays."""
-    if (row := first_true(wrong)) >= 0:
+    for row in first_true(wrong):
         of_row = [one[row] if isinstance(one, np.ndarray) else one for one in more]
         yield Damage(name, column, row, problem.format(table.column(column)[row].as_py(), *of_row))
 
@@ -185,7 +185,7 @@ def _nulls(name: str, table: pa.Table) -> Iterator[Damage]:
     for field in table.schema:
         column = table.column(field.name)
         if column.null_count:
-            yield Damage(name, field.name, first_true(pc.is_null(column)), "is null")
+            yield Damage(name, field.name, first_true(pc.is_null(column))[0], "is null")
         elif pa.types.is_list(field.type) and pc.list_flatten(column).null_count:
             yield Damage(name, field.name, -1, "contains a null")
 
@@ -226,7 +226,7 @@ def _json(name: str, table: pa.Table) -> Iterator[Damage]:
         encoded = table.column(column).combine_chunks().dictionary_encode()
         for code, text in enumerate(encoded.dictionary.to_pylist()):
             if problem := _json_problem(text):
-                yield Damage(name, column, first_true(pc.equal(encoded.indices, code)), problem)
+                yield Damage(name, column, first_true(pc.equal(encoded.indices, code))[0], problem)
                 break
 
 
@@ -254,7 +254,7 @@ def check_counters(tasks: pa.Table) -> Iterator[Damage]:
         fell = np.flatnonzero(same & (np.diff(values) < 0))
         if len(fell):
             row = int(order[fell + 1].min())
-            at = first_true(order == row)
+            (at,) = first_true(order == row)
             what = ", ".join(str(tasks.column(k)[row].as_py()) for k in ATTEMPT)
             problem = f"decreases from {values[at - 1]} to {values[at]} ({what})"
             yield Damage("tasks", column, row, problem)
@@ -274,12 +274,12 @@ def _latency(table: pa.Table) -> Iterator[Damage]:
     rows, buckets, counts = filled_buckets(table)
     total = np.zeros(len(table), dtype=np.int64)
     np.add.at(total, rows, counts)
-    if len(counts) and counts.min() < 0:
-        row = int(rows[first_true(counts < 0)])
-        yield Damage("latency", "buckets", row, "contains a negative count")
-    elif (row := first_true(total != ints(table, "count"))) >= 0:
-        stated = table.column("count")[row].as_py()
-        yield Damage("latency", "buckets", row, f"adds up to {total[row]}, but count is {stated}")
+    stated = ints(table, "count")
+    if negative := first_true(counts < 0):
+        yield Damage("latency", "buckets", int(rows[negative[0]]), "contains a negative count")
+    elif wrong := first_true(total != stated):
+        (row,) = wrong
+        yield Damage("latency", "buckets", row, f"adds up to {total[row]}, but count is {stated[row]}")
     else:
         yield from _windows(table, rows, buckets)
 
@@ -480,7 +480,7 @@ def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         if not len(table) or table.column("t_ns").null_count:
             continue
         t_ns = ints(table, "t_ns")
-        if (row := first_true((t_ns < first) | (t_ns > last))) >= 0:
+        for row in first_true((t_ns < first) | (t_ns > last)):
             off = (t_ns[row] - (max(moments) if t_ns[row] > last else min(moments))) / NS
             process, boot = (table.column(c)[row].as_py() for c in ("process", "boot_id"))
             where = "after the trial's end" if off > 0 else "before the trial's start"
@@ -500,9 +500,10 @@ def _check_lags(trial: Trial, longest: int) -> list[Damage]:
     if not len(table) or "lag_ns" not in table.column_names or table.column("lag_ns").null_count:
         return []
     lag = ints(table, "lag_ns")
-    if (row := first_true(lag > longest)) < 0:
-        return []
-    return [Damage("tasks", "lag_ns", row, f"is {lag[row] / NS:g} s, which is longer than the trial")]
+    return [
+        Damage("tasks", "lag_ns", row, f"is {lag[row] / NS:g} s, which is longer than the trial")
+        for row in first_true(lag > longest)
+    ]
 
 
 def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
@@ -514,10 +515,10 @@ def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     for code, task in enumerate(names.dictionary.to_pylist()):
         # the head of an iteration has it
         if task not in known and not vertex_of(task).endswith(SYNC_SUFFIX):
-            row = first_true(pc.equal(names.indices, code))
+            (row,) = first_true(pc.equal(names.indices, code))
             return [Damage("tasks", "task", row, f"is {task[:60]!r}, which the job does not have")]
     named = pc.replace_substring_regex(table.column("task"), r"-\d+$", "")
-    if (row := first_true(pc.not_equal(named, table.column("vertex")))) >= 0:
+    for row in first_true(pc.not_equal(named, table.column("vertex"))):
         vertex, task = (table.column(c)[row].as_py() for c in ("vertex", "task"))
         return [Damage("tasks", "vertex", row, f"is {vertex[:60]!r}, but the task is {task}")]
     return _check_roles(trial, entry)

@@ -119,7 +119,7 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
     producing = equal(table, "side", "producer")
     more = credit - (announced - used)
     wrong = remote & producing & ((more > 0) | (exact & (more < 0)))
-    if (row := first_true(wrong)) >= 0:
+    for row in first_true(wrong):
         problem = (
             f"is {credit[row]}, but {announced[row]} were announced and {used[row]} used (announced, used)"
         )
@@ -129,6 +129,6 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
     free = ints(table, "floating") + ints(table, "exclusive")
     more = used + free - (announced + credit)
     wrong = remote & ~producing & (used <= announced) & ((more > 0) | (exact & (more < -ARRIVING)))
-    if (row := first_true(wrong)) >= 0:
+    for row in first_true(wrong):
         problem = f"is {announced[row]} and {credit[row]} are not announced, but {used[row]} were used and {free[row]} are free (credit, used, floating, exclusive)"
         yield Damage("channels", "announced", row, problem)

@@ -222,7 +222,7 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     owned = Owned.of(numbered([table], COMMIT), np.arange(len(table), dtype=np.int64))
     found = np.add.reduceat(committed_records(table)[owned.order], owned.starts)
     stated = np.add.reduceat(ints(table, "weight")[owned.order], owned.starts)
-    if (at := first_true(found != stated)) >= 0:
+    for at in first_true(found != stated):
         row = int(owned.order[owned.starts[at]])
         task = table.column("task")[row].as_py()
         problem = f"of this commit of {task} adds up to {stated[at]}, but it has {found[at]} records (bitmap)"

@@ -71,7 +71,7 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
             if late > CAUSAL_NS:
                 last = equal(table, "process", r["process"]) & (ints(table, "t_ns") == r["t_ns_max"])
                 problem = f"is {late / NS:.1f} s after {r['process']} ended (process.exit in events)"
-                yield Damage(name, "t_ns", first_true(last), problem)
+                yield Damage(name, "t_ns", first_true(last)[0], problem)
 
 
 def _before_deployment(trial: Trial) -> Iterator[Damage]:

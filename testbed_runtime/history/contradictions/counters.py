@@ -64,13 +64,12 @@ def _spent(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
     begun = (ints(tasks, "t_ns") - sum(ints(tasks, c) for c in SPENT))[owned.order]
     usual = [int(np.median(one)) for one in np.split(begun, owned.starts[1:])]
     off = np.abs(begun - owned.spread(np.array(usual, dtype=np.int64))) > SPENT_NS
-    if (owner := first_true(np.add.reduceat(off, owned.starts) >= OFF_MIN)) < 0:
-        return
-    row, first = int(owned.order[owned.ends[owner]]), int(owned.order[owned.starts[owner]])
-    grew = {c: tasks.column(c)[row].as_py() - tasks.column(c)[first].as_py() for c in ("t_ns", *SPENT)}
-    spent, task = sum(grew[c] for c in SPENT) / NS, tasks.column("task")[row].as_py()
-    problem = f"makes {task} spend {spent:.1f} s in {grew['t_ns'] / NS:.1f} s (busy, back-pressured and idle time together)"
-    yield Damage("tasks", max(SPENT, key=lambda c: grew[c]), row, problem)
+    for owner in first_true(np.add.reduceat(off, owned.starts) >= OFF_MIN):
+        row, first = int(owned.order[owned.ends[owner]]), int(owned.order[owned.starts[owner]])
+        grew = {c: tasks.column(c)[row].as_py() - tasks.column(c)[first].as_py() for c in ("t_ns", *SPENT)}
+        spent, task = sum(grew[c] for c in SPENT) / NS, tasks.column("task")[row].as_py()
+        problem = f"makes {task} spend {spent:.1f} s in {grew['t_ns'] / NS:.1f} s (busy, back-pressured and idle time together)"
+        yield Damage("tasks", max(SPENT, key=grew.__getitem__), row, problem)
 
 
 def _repeated(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
@@ -78,9 +77,9 @@ def _repeated(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
     t_ns = ints(tasks, "t_ns")[owned.order]
     same = owned.follows(np.diff(t_ns) == 0)
     wrong = (np.add.reduceat(same, owned.starts) * 3 > owned.sizes) & (owned.sizes >= REPEATED_MIN)
-    if (owner := first_true(wrong)) >= 0:
+    for owner in first_true(wrong):
         first = int(owned.starts[owner])
-        row = int(owned.order[first + first_true(same[first:])])
+        row = int(owned.order[first + first_true(same[first:])[0]])
         problem = f"is of a second sample of {tasks.column('task')[row].as_py()} at one time, as many are"
         yield Damage("tasks", "seq", row, problem)
 
@@ -236,7 +235,7 @@ class _Sinks:
         rows = np.flatnonzero(~self.sampled)
         within = np.diff(np.searchsorted(self.owned.starts, rows, side="right")) == 0
         gone = self.t_ns[rows[:-1]] - (self.begun[rows[1:]] + self.window_ns)
-        if (at := first_true(within & (gone > TOLERANCE_NS))) >= 0:
+        for at in first_true(within & (gone > TOLERANCE_NS)):
             problem = f"is the start of a window that ended {gone[at] / NS:.1f} s before the window before it was written"
             yield Damage("latency", "window_start_ns", int(self.owned.order[rows[at + 1]]), problem)
 
@@ -248,7 +247,7 @@ class _Sinks:
         before = samples[np.maximum(second, 0)] if len(samples) else second
         known = ~self.sampled & (second >= 0) & (before >= self.owned.spread(self.owned.starts))
         gone = self.t_ns[np.where(known, before, 0)] - (self.begun + self.window_ns)
-        if (at := first_true(known & (gone > 0))) >= 0:
+        for at in first_true(known & (gone > 0)):
             task = self.latency.column("task")[int(self.owned.order[at])].as_py()
             problem = f"is of a window that had ended {gone[at] / NS:.1f} s before {task} was sampled, but that was written later"
             yield Damage("latency", "window_start_ns", int(self.owned.order[at]), problem)
@@ -259,7 +258,7 @@ class _Sinks:
         known = self.sampled & (before >= 0) & (after >= 0)
         least = np.minimum(self.least[before], self.least[after])
         most = np.maximum(self.most[before], self.most[after])
-        if (at := first_true(known & ((self.lag < least) | (self.lag > most)))) >= 0:
+        for at in first_true(known & ((self.lag < least) | (self.lag > most))):
             problem = f"is {self.lag[at] / NS:g} s, but the records of {self._task(at)} were {least[at] / NS:g} to {most[at] / NS:g} s late (buckets and max_ns in latency)"
             yield Damage("tasks", "lag_ns", self._row(at), problem)
 

@@ -67,7 +67,7 @@ def _bytes(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return more records than fit into their bytes, and more bytes than the records of an attempt have."""
     tasks = trial.table("tasks")
     received, into = ints(tasks, "records_in"), ints(tasks, "bytes_in")
-    if (row := first_true(received * FRAMED_MIN > into)) >= 0:
+    for row in first_true(received * FRAMED_MIN > into):
         problem = f"is {received[row]}, too many for {into[row]} bytes (bytes_in)"
         return [Damage("tasks", "records_in", row, problem)]
     kinds = {v.get("kind") for v in vertices(entry)}
@@ -83,7 +83,7 @@ def _bytes(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         counted, moved = ints(tasks, records)[owned.order], ints(tasks, amount)[owned.order]
         before = owned.last(moved < owned.spread(moved[owned.ends]))
         beyond = (before >= 0) & (moved[before] > LOOSE * most * size * (counted[owned.ends] + channels))
-        if (owner := first_true(beyond)) >= 0:
+        for owner in first_true(beyond):
             last = int(counted[owned.ends[owner]])
             problem = f"is {moved[before[owner]]}, too many for {last} records ({records})"
             found.append(Damage("tasks", amount, int(owned.order[before[owner]]), problem))

@@ -90,7 +90,7 @@ def _older(trial: Trial) -> Iterator[Damage]:
         mine, times = attempt[start : start + size], t_ns[start : start + size]
         newest = np.maximum.accumulate(mine)
         since = times[np.searchsorted(newest, newest)]
-        if (at := first_true((mine < newest) & (times - since > TOLERANCE_NS))) >= 0:
+        for at in first_true((mine < newest) & (times - since > TOLERANCE_NS)):
             row = int(owned.order[start + at])
             task = table.column("task")[row].as_py()
             problem = f"is {mine[at]}, but {task} had been sampled in attempt {newest[at]} for {(times[at] - since[at]) / NS:.1f} s"

@@ -79,7 +79,7 @@ def _owner(channel: str) -> str | None:
 def _sizes(table: pa.Table) -> Iterator[Damage]:
     """Yield a frame that has a size although it carries no buffer."""
     size = ints(table, "size")
-    if (row := first_true((size != 0) & ~_carries(table))) >= 0:
+    for row in first_true((size != 0) & ~_carries(table)):
         kind = table.column("frame_class")[row].as_py()
         problem = f"is {size[row]}, but a frame of the class {kind} carries no buffer"
         yield Damage("frames", "size", row, problem)
@@ -96,7 +96,7 @@ def _numbers(table: pa.Table) -> Iterator[Damage]:
     owned = Owned.of(stream * (int(counted.max()) + 1) + counted, ints(table, "seq"))
     number = ints(table, "number")[owned.order]
     counted_once = carries | (of_class[channels] <= COUNTED_CHANNELS)
-    if (at := first_true(owned.follows(np.diff(number) <= 0) & counted_once[owned.order])) >= 0:
+    for at in first_true(owned.follows(np.diff(number) <= 0) & counted_once[owned.order]):
         row = int(owned.order[at])
         process, kind = (table.column(c)[row].as_py() for c in ("process", "frame_class"))
         problem = f"is {number[at]}, but {process} had recorded {number[at - 1]} of this channel before this {kind} frame"
@@ -120,7 +120,7 @@ def _early(table: pa.Table) -> Iterator[Damage]:
     times, unknown = t_ns[owned.order], np.iinfo(np.int64).max
     begun = owned.spread(np.minimum.reduceat(np.where(sent[owned.order], times, unknown), owned.starts))
     early = ~sent[owned.order] & (begun < unknown) & (times < begun - CAUSAL_NS)
-    if (at := first_true(early)) >= 0:
+    for at in first_true(early):
         row = int(owned.order[at])
         link, process = (table.column(c)[row].as_py() for c in ("link", "process"))
         problem = f"is {(begun[at] - t_ns[row]) / NS:.3f} s before the frame was sent on {link}: the clock of {process}, or that of the sender, is not comparable"

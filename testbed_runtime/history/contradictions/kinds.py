@@ -94,7 +94,7 @@ def _roles(trial: Trial) -> Iterator[Damage]:
     table = trial.table("tasks")
     for role, columns in OF_ROLE.items() if events(trial, "task.state") else ():
         for column in columns:
-            if (row := first_true(equal(table, "role", role) & (ints(table, column) != 0))) >= 0:
+            for row in first_true(equal(table, "role", role) & (ints(table, column) != 0)):
                 found = table.column(column)[row].as_py()
                 yield Damage("tasks", column, row, f"is {found}, which no {role} has")
 

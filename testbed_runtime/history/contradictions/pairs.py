@@ -389,7 +389,7 @@ def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             alone = times - begun > late_ns
             ended = samples[np.minimum(after, len(samples) - 1)]
             alone &= (after == len(samples)) | (ended - times > TOLERANCE_NS) & (ended - begun > pause_ns)
-            if (at := first_true(alone)) >= 0:
+            for at in first_true(alone):
                 problem = f"of the last sample of attempt {attempt} of {task} is {(times[at] - begun[at]) / NS:.1f} s before its next row in {name} ({process})"
                 yield Damage("tasks", "t_ns", -1, problem)
 

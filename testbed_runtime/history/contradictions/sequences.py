@@ -134,7 +134,7 @@ def _windows(trial: Trial) -> Iterator[Damage]:
     begins, lasts = ints(table, "window_start_ns"), ints(table, "window_ns")
     wrong = {"window_ns": lasts - LATENCY_WINDOW_NS, "window_start_ns": begins % LATENCY_WINDOW_NS}
     for column, off in wrong.items() if deployments(trial) else ():
-        if (row := first_true(off)) >= 0:
+        for row in first_true(off):
             value = table.column(column)[row].as_py()
             usual = f"{LATENCY_WINDOW_NS / NS:g} s"
             problem = f"is {value}, but windows take {usual} and begin at a multiple of it"
@@ -142,7 +142,7 @@ def _windows(trial: Trial) -> Iterator[Damage]:
     owned = Owned.attempts_of(trial, "latency")
     after = np.diff(begins[owned.order], append=0)
     after[owned.ends] = np.iinfo(np.int64).max // LOOSE  # no window follows
-    if (at := first_true(LOOSE * after < lasts[owned.order])) >= 0:
+    for at in first_true(LOOSE * after < lasts[owned.order]):
         row = int(owned.order[at])
         problem = f"is {lasts[row] / NS:g} s, but the next window begins after {after[at] / NS:g} s"
         yield Damage("latency", "window_ns", row, problem)
