@@ -1,4 +1,4 @@
-"""The shape of a job against all paths of small job graphs, and which faults kept a lost TaskManager silent."""
+"""The shape of a job against all paths of small job graphs, where its tasks ran, and which waits for a TaskManager a fault explains."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed_runtime.checking.common import JobShape, job_shape
+from testbed_runtime.checking.criticalpath import NEAR_NS, lateness_ns
 from testbed_runtime.checking.delivery import source_ends
 from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
+from testbed_runtime.checking.limiting import places_of_behind
+from testbed_runtime.core.waits import Outcome
 from tests.checking.test_held_messages import lost
 from tests.checking.test_rules import effect
-from tests.checking.written import event, sample, wrote
+from tests.checking.written import NS, at, event, sample, wrote
 
 Path = tuple[str, ...]
 Edge = tuple[str, str, str]
@@ -129,3 +133,52 @@ def test_a_cut_link_keeps_a_taskmanager_silent_if_it_carries_heartbeats(
     """Other TaskManagers expect none."""
     fault = effect("network.partition", (0, 5), targets=f'["{target}"]')
     assert keeps_silent(fault, lost(0, 5), {"f": plane}) is silent
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget_s", "lasted_s", "outcome", "late_s"),
+    [
+        ("heartbeat", 5, 7, Outcome.EXPIRED, 2),
+        ("heartbeat", 0, 2, Outcome.EXPIRED, 2),
+        ("heartbeat", -1, 2, Outcome.EXPIRED, 0),  # without a limit
+        ("heartbeat", 5, 5, Outcome.EXPIRED, 0),
+        ("heartbeat", 5, 7, Outcome.COMPLETED, 0),
+        ("catch-up", 5, 7, Outcome.EXPIRED, 0),
+    ],
+)
+def test_the_end_of_a_wait_is_late_by_what_exceeds_its_limit(
+    kind: str, budget_s: int, lasted_s: int, outcome: Outcome, late_s: int
+):
+    """An option whose limit is 0 expires at once."""
+    budget_ns = budget_s * NS if budget_s >= 0 else -1
+    found = replace(lost(1, 1 + lasted_s), kind=kind, budget_ns=budget_ns, outcome=outcome)
+    assert lateness_ns(found) == late_s * NS
+
+
+@pytest.mark.parametrize(("off_ns", "late_ns"), [(NEAR_NS - 1, 0), (NEAR_NS, NEAR_NS)])
+def test_a_short_lateness_is_none(off_ns: int, late_ns: int):
+    """Heartbeats are checked in steps."""
+    found = lost(0, 5)
+    assert lateness_ns(replace(found, end_ns=found.start_ns + found.budget_ns + off_ns)) == late_ns
+
+
+@pytest.mark.parametrize(
+    ("span", "behind", "places"),
+    [
+        ((1, 2), {"b-0"}, {"tm-1", "tm-2"}),  # both ends of the span belong to it
+        ((1, 2), {"a-0"}, {"tm-1"}),
+        ((1, 2), (), {"tm-1", "tm-2", "tm-3"}),
+        ((1.1, 2), {"b-0"}, {"tm-2"}),
+        ((1, 1.9), {"b-0"}, {"tm-1"}),
+        ((1.1, 1.9), {"b-0"}, set()),
+        ((1, 2), {"c-0"}, {"tm-1", "tm-2", "tm-3"}),
+    ],
+)
+def test_the_places_of_a_subtask_include_those_upstream(span: Any, behind: Any, places: set[str]):
+    """The job is a chain of a, b and c."""
+    edges = [{"source": a, "target": b, "partitioning": "hash"} for a, b in ("ab", "bc")]
+    entry = {"job": {"vertices": [{"name": name} for name in "abc"], "edges": edges}}
+    rows = [("a-0", 1, "tm-1-1"), ("b-0", 2, "tm-2-1"), ("c-0", 1, "tm-3-1"), ("c-0", 2, "tm-3-1")]
+    trial = wrote(*(("tasks", sample(task, t)[1] | {"process": process}) for task, t, process in rows))
+    found = places_of_behind(trial, entry, (at(span[0]), at(span[1])), behind)
+    assert found == places
