@@ -7,6 +7,7 @@ from exchange_model import PEER, RESOURCE, Consumer, data_frame, deliver, partit
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError, LocalProtocolError
 from testbed_runtime.core.exchange.client import PartitionRequestClient
+from testbed_runtime.core.exchange.events import EndOfSuperstep, encode_event
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
@@ -339,3 +340,18 @@ def test_G_16_messages_about_a_channel_follow_its_request() -> None:
     assert consumer.sent() == [ResumeConsumption(ZERO)]
     consumer.channel().acknowledge_all_records_processed()
     assert consumer.sent() == [AckAllUserRecordsProcessed(ZERO)]
+
+
+def test_an_event_that_arrives_at_an_empty_channel_makes_it_ready() -> None:
+    """Behind data, the channel is ready already. A second event wakes nothing, and both are read in their order."""
+    consumer = Consumer()
+    consumer.connect()
+    woken = []
+    for sequence in range(2):
+        deliver(
+            consumer.client,
+            BufferResponse(ZERO, 0, sequence, 0, DataType.EVENT_BUFFER, encode_event(EndOfSuperstep())),
+        )
+        woken.append(consumer.woken)
+    assert woken == [1, 1]
+    assert [consumer.gate.poll() is not None for _ in range(3)] == [True, True, False]

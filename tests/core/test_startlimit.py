@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex, SourceConfig
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TrialPlan
 from testbed_runtime.core.trial.startlimit import BASE_S, MOST_S, partition_budget_s, start_limit
@@ -71,3 +73,30 @@ def test_the_limit_is_limited(tmp_path: Any):
     endless = {"taskmanager.network.request-backoff.max": "10 d"}
     assert start_limit(plan(tmp_path, "1.12", "40 s", **endless)).seconds == MOST_S
     assert partition_budget_s(Options(endless, flink_version="1.12")) == MOST_S
+
+
+def test_the_last_end_of_several_early_faults_counts(tmp_path: Any):
+    """They begin together. A fault after the submission delays no start."""
+    one = plan(tmp_path, "1.12", "40 s")
+    [fault] = one.faults
+    shorter = replace(fault, name="shorter", duration_s=25.0)
+    later = replace(fault, name="later", duration_s=99.0, before_submit=False)
+    several = replace(one, faults=(shorter, fault, later))
+    assert start_limit(several) == start_limit(one)
+    assert start_limit(replace(one, faults=(later,))).seconds == BASE_S
+
+
+def test_a_job_with_a_blocking_result_first_has_to_write_it(tmp_path: Any):
+    """By the slowest of its sources: 3,000 records at 20 a second take 150 s."""
+    one = plan(tmp_path)
+    sources = [SourceConfig(records_per_second=rate, limit=3000) for rate in (100.0, 20.0)]
+    vertices = (
+        *(JobVertex(f"s{i}", 1, 128, source=source) for i, source in enumerate(sources)),
+        JobVertex("sink", 1, 128),
+    )
+    edges = tuple(
+        JobEdge(f"s{i}", "sink", result=result) for i, result in enumerate(("blocking", "pipelined"))
+    )
+    job = JobGraph("j", vertices, edges)
+    limit = start_limit(replace(one, testbed=replace(one.testbed, job=job)))
+    assert (limit.seconds, limit.text) == (210.0, "210 s (base 60 s, blocking results 150 s)")
