@@ -437,6 +437,8 @@ class _Fetcher:
     def _not_found(self, channel: RemoteInputChannel) -> None:
         """Handle an unknown partition. There is no JobManager to ask, so retry within the backoff: the producer may still be
         starting."""
+        if channel.error is not None:
+            return
         delay = channel.retrigger(self._loop.time())
         if not isinstance(delay, FlinkError) and delay > 0:
             self._retry = self._loop.call_later(delay, self._request_again)

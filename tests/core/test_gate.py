@@ -283,6 +283,31 @@ def test_an_ended_channel_is_neither_resumed_nor_acknowledged() -> None:
     exchange.close()
 
 
+def test_the_reader_of_a_gate_learns_that_a_channel_with_data_was_released() -> None:
+    """Or why it had failed before."""
+    for error, expected in (
+        (None, "CancelTaskException: Queried for"),
+        ("it failed", "IOException: it failed"),
+    ):
+        consumer = Consumer()
+        consumer.connect()
+        deliver(consumer.client, data_frame(0, 0, 0))
+        if error is not None:
+            consumer.channel().on_error(FlinkError("IOException", error))
+        consumer.channel().release()
+        with pytest.raises(FlinkError, match=expected):
+            consumer.gate.poll()
+
+
+def test_a_channel_that_has_failed_still_asks_about_a_missing_partition() -> None:
+    """The JobManager may say that the producer has failed too."""
+    consumer = Consumer()
+    consumer.connect()
+    consumer.channel().on_error(FlinkError("IOException", "it failed"))
+    consumer.channel().on_failed_partition_request()
+    assert consumer.not_found == [consumer.channel()]
+
+
 def test_without_somebody_to_ask_a_missing_partition_fails_the_channel() -> None:
     """The exchange without a JobManager."""
     consumer = Consumer()

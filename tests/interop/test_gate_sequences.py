@@ -131,7 +131,7 @@ class Gate:
             self._pool,
             lambda: None,
             exclusive=exclusive,
-            on_partition_not_found=lambda channel: None,
+            on_partition_not_found=self.on_partition_not_found,
         )
         self._channels: list[RemoteInputChannel] = []
         for index in range(channels):
@@ -139,9 +139,15 @@ class Gate:
             channel = self._gate.add_remote(
                 partition_id(), index, receiver=receiver_id(index), backoff=backoff
             )
-            channel.attach(self._client)  # type: ignore[arg-type]
+            self._attach(channel)
             self._channels.append(channel)
         assert self._gate.set_up()
+
+    def _attach(self, channel: RemoteInputChannel) -> None:
+        channel.attach(self._client)  # type: ignore[arg-type]
+
+    def on_partition_not_found(self, channel: RemoteInputChannel) -> None:
+        """Leave it: there is no JobManager to ask."""
 
     def step(self, words: list[str]) -> str:
         kind, rest = words[0], words[1:]
@@ -177,7 +183,7 @@ class Gate:
                 return _receive(channel, *map(int, rest))
             case "event":
                 sequence, backlog, name, number = rest
-                event = _event(name, int(number))
+                event = made_event(name, int(number))
                 buffer = Buffer.unpooled(encode_event(event), data_type_of(event))
                 channel.on_buffer(buffer, int(sequence), int(backlog))
             case "backlog":
@@ -210,6 +216,9 @@ class Gate:
         text = f" ; {', '.join(sorted(self._client.sent))}"
         text += f" ; free {self._network.free}, pool {pool.size} {pool.available_segments}"
         for channel in self._channels:
+            if channel.is_released:
+                text += " | released"
+                continue
             manager = channel.buffers
             assert manager is not None
             waiting = str(manager.waiting).lower()
@@ -242,7 +251,7 @@ def _receive(channel: RemoteInputChannel, sequence: int, backlog: int, size: int
     return ""
 
 
-def _event(name: str, number: int) -> Event:
+def made_event(name: str, number: int) -> Event:
     if name in ENDS:
         return ENDS[name]
     timeout = BARRIER_TIMEOUT_MS if name == "timeoutable" else NO_TIMEOUT_MS

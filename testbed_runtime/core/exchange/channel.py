@@ -175,8 +175,9 @@ class RemoteInputChannel(InputChannelBase):
         )
 
     def on_failed_partition_request(self) -> None:
-        """Handle an unknown partition at the producer: the owner asks the JobManager, then retriggers or fails."""
-        if not self.is_released and self.error is None:
+        """Handle an unknown partition at the producer: the owner asks the JobManager, then retriggers or fails. As in Flink, also if the
+        channel has failed already."""
+        if not self.is_released:
             self._owner.on_partition_not_found(self)
 
     def retrigger(self, now: float) -> float | FlinkError:

@@ -185,8 +185,6 @@ class InputGate:
             else:
                 return None
             channel = self.channels[index]
-            if channel.is_released:
-                continue
             run = channel.take_run(most) if most > 1 and type(channel) is RemoteInputChannel else None
             if run is None:
                 taken = channel.take()
@@ -214,11 +212,21 @@ class InputGate:
             self._unfinished.discard(index)
             self.finished = not self._unfinished
             self.channels[index].release()
+            self._forget(index)
         return event
 
+    def _forget(self, index: int) -> None:
+        """Take a channel out of the queues."""
+        if self._queued_priority[index]:
+            self._queued_priority[index] = False
+            self._ready_priority.remove(index)
+        if self._queued[index]:
+            self._queued[index] = False
+            self._ready.remove(index)
+
     def on_channel_ready(self, index: int, *, priority: bool) -> None:
-        """Queue a channel that has an element or an error to take."""
-        if not self._closed and self._enqueue(index, priority=priority):
+        """Queue a channel that has an element or an error to take, unless it has ended."""
+        if not self._closed and index in self._unfinished and self._enqueue(index, priority=priority):
             if self.on_ready is not None:
                 self.on_ready(priority)
             self._wake()
@@ -228,9 +236,7 @@ class InputGate:
         if self._queued_priority[index]:
             return False
         if priority:
-            if self._queued[index]:
-                self._queued[index] = False
-                self._ready.remove(index)
+            self._forget(index)
             self._queued_priority[index] = True
             self._ready_priority.append(index)
             return True

@@ -16,6 +16,9 @@ class Pending:
     def __bool__(self) -> bool:
         return self.left > 0
 
+    def __contains__(self, index: int) -> bool:
+        return self._awaited[index] == 1
+
     def add(self) -> None:
         """Also await the next index."""
         self._awaited.append(1)

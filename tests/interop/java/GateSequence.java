@@ -1,6 +1,7 @@
 package org.apache.flink.runtime.io.network.partition.consumer;
 
 import dev.headgate.interop.Sequence;
+import java.io.IOException;
 import java.lang.reflect.Proxy;
 import java.net.InetSocketAddress;
 import java.time.Duration;
@@ -27,7 +28,7 @@ import org.apache.flink.runtime.throughput.ThroughputCalculator;
 import org.apache.flink.util.clock.SystemClock;
 
 /** An input gate with remote channels, their buffers and what they send to their producers. */
-public final class GateSequence extends Sequence {
+public class GateSequence extends Sequence {
 
     private static final int SEGMENT_BYTES = 32;
 
@@ -36,13 +37,13 @@ public final class GateSequence extends Sequence {
 
     private static final long BARRIER_TIMEOUT_MS = 10;
 
-    private final List<String> sent = new ArrayList<>();
+    protected final List<String> sent = new ArrayList<>();
     private final List<Buffer> held = new ArrayList<>();
     private final List<Buffer> taken = new ArrayList<>();
     private NetworkBufferPool network;
     private LocalBufferPool pool;
     private SingleInputGate gate;
-    private RemoteInputChannel[] channels;
+    protected RemoteInputChannel[] channels;
 
     @Override
     protected String step(String[] words) throws Exception {
@@ -50,7 +51,7 @@ public final class GateSequence extends Sequence {
         return act(words);
     }
 
-    private String act(String[] words) throws Exception {
+    protected String act(String[] words) throws Exception {
         switch (words[0]) {
             case "new":
                 start(number(words, 1), number(words, 2), number(words, 3), number(words, 4));
@@ -117,6 +118,9 @@ public final class GateSequence extends Sequence {
             case "acknowledge":
                 channel.acknowledgeAllRecordsProcessed();
                 return "";
+            case "release":
+                channel.releaseAllResources();
+                return "";
             default:
                 channel.retriggerSubpartitionRequest();
                 return "";
@@ -171,7 +175,7 @@ public final class GateSequence extends Sequence {
                         new IntermediateDataSetID(),
                         ResultPartitionType.PIPELINED_BOUNDED,
                         count,
-                        (job, result, partition) -> {},
+                        (job, result, partition) -> sent.add("partition state"),
                         () -> made,
                         null,
                         network,
@@ -183,6 +187,7 @@ public final class GateSequence extends Sequence {
             ConnectionID connection =
                     new ConnectionID(ResourceID.generate(), new InetSocketAddress("localhost", 1), 0);
             channels[index] = Constructed.remoteChannel(gate, index, connection, connections(), exclusive);
+            named(channels[index], index);
         }
         gate.setInputChannels(channels);
         gate.setup();
@@ -192,9 +197,15 @@ public final class GateSequence extends Sequence {
         }
     }
 
+    protected void named(RemoteInputChannel channel, int index) throws Exception {}
+
     /** Connections whose client notes what the channels send, except requests. */
-    private ConnectionManager connections() {
-        PartitionRequestClient client =
+    protected ConnectionManager connections() {
+        return connections(noting());
+    }
+
+    private PartitionRequestClient noting() {
+        return
                 (PartitionRequestClient)
                         Proxy.newProxyInstance(
                                 getClass().getClassLoader(),
@@ -203,9 +214,12 @@ public final class GateSequence extends Sequence {
                                     note(method.getName(), arguments);
                                     return null;
                                 });
+    }
+
+    protected static ConnectionManager connections(PartitionRequestClient client) {
         return (ConnectionManager)
                 Proxy.newProxyInstance(
-                        getClass().getClassLoader(),
+                        GateSequence.class.getClassLoader(),
                         new Class<?>[] {ConnectionManager.class},
                         (proxy, method, arguments) ->
                                 method.getName().equals("createPartitionRequestClient") ? client : null);
@@ -233,6 +247,17 @@ public final class GateSequence extends Sequence {
         }
     }
 
+    /** The failure of a channel as its reader sees it, or nothing. */
+    protected static String failure(RemoteInputChannel channel) {
+        try {
+            channel.checkError();
+            return "";
+        } catch (IOException error) {
+            String name = error.getClass().getSimpleName();
+            return name + (name.endsWith("TransportException") ? " " + error.getMessage() : "");
+        }
+    }
+
     @Override
     protected String state() {
         sent.sort(null);
@@ -244,6 +269,10 @@ public final class GateSequence extends Sequence {
                         pool.getNumBuffers(),
                         pool.getNumberOfAvailableMemorySegments()));
         for (RemoteInputChannel channel : channels) {
+            if (channel.isReleased()) {
+                text.append(" | released");
+                continue;
+            }
             text.append(
                     String.format(
                             " | %d %d %d %s %d %d",

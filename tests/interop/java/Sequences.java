@@ -23,6 +23,7 @@ final class Sequences {
                     Map.entry("partitions", "org.apache.flink.runtime.io.network.partition.PartitionSequence"),
                     Map.entry("subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence"),
                     Map.entry("servers", "org.apache.flink.runtime.io.network.netty.ServerSequence"),
+                    Map.entry("clients", "org.apache.flink.runtime.io.network.netty.ClientSequence"),
                     Map.entry("gates", "org.apache.flink.runtime.io.network.partition.consumer.GateSequence"),
                     Map.entry("local-gates", "org.apache.flink.runtime.io.network.partition.consumer.LocalGateSequence"));
 
