@@ -122,7 +122,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),
         WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment", "partition"), options=(LOCAL_RECOVERY,)),
         WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "partition", "restore")),
-        WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout"), gives_up=True),
+        WaitKind(name="partition", phase="reconnect", doc="a producer to register its partition", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout"), gives_up=True),
         WaitKind(name="first-record", phase="first-record", doc="the first new record at a sink", after=("partition", "open", "restore", "deployment"), options=("execution.buffer-timeout.interval",)),
         WaitKind(name="checkpoint", phase="detect", doc="the acknowledgements of a checkpoint", options=("execution.checkpointing.timeout", "execution.checkpointing.interval", "execution.checkpointing.tolerable-failed-checkpoints"), gives_up=True),
         WaitKind(name="completion", phase="restore", doc="the checkpoint store to complete a checkpoint that every task has acknowledged", after=("checkpoint",)),

@@ -214,7 +214,7 @@ def cost_words(
 
 def from_events_words(seconds: float) -> str:
     """Return how much of the attributed time has an owner by the events of the failover only."""
-    return f"{quantities.seconds(seconds)} of these from events, without a recorded wait"
+    return f"{quantities.seconds(seconds)} of these inferred from events"
 
 
 def close_margins(found: Recovery | VariantAnswer) -> tuple[Margin, ...]:

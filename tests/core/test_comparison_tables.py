@@ -121,7 +121,7 @@ def test_a_phase_that_repeats_a_row_is_not_listed():
 def test_too_few_trials_are_said_once_for_all_groups():
     """The number of trials is that of the smallest group."""
     groups = [Group(name=n, trials={i: rows_of("x", 2.0) for i in range(c)}) for n, c in (("a", 3), ("b", 1), ("c", 2))]  # fmt: skip
-    two = "Confidence intervals of all 2 differences need 7; an expectation with `versus` needs 6."
+    two = "Confidence intervals for all 2 differences need 7 trials; an expectation with `versus` needs 6."
     few = "Differences may be chance: there"
     assert comparison(groups, keys=(DETECT,))["summary"] == [f"{few} is 1 trial of each. {two}"]
     (said,) = comparison([groups[0], groups[2]], keys=(DETECT,))["summary"]

@@ -266,7 +266,7 @@ def test_page_and_markdown_tell_what_only_events_explain(documents: Documents):
         shown.append(replace(trial, answer=replace(trial.answer, recoveries=known)))
     view = replace(view, trials=tuple(shown))
     for text in (page(view), run_markdown(view)):
-        assert "250 ms of these from events, without a recorded wait (" in text
+        assert "250 ms of these inferred from events (" in text
 
 
 def test_a_fault_without_an_outage_is_a_line_without_an_empty_price_list(documents: Documents):

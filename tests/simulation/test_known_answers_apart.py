@@ -159,7 +159,7 @@ def test_requests_that_expire_at_once_are_blamed_on_what_was_late(tmp_path: Path
     )
     assert lines[DELAY].startswith("a lower value saves at most 9")
     assert (
-        " ms, then the job waits for the partition of a channel's producer, during the fault `late`"
+        " ms, then the job waits for a producer to register its partition, during the fault `late`"
         in lines[DELAY]
     )
 

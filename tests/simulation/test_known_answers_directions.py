@@ -157,7 +157,7 @@ def test_restarts_that_come_earlier_in_a_fault_save_only_what_comes_after_it(
     known = case("late", LATE, KILLED, version="1.12", **{BACKOFF: "1000", DELAY: "1 s"})
     (before,), lines = ran(known, tmp_path / "before", option, value)
     (line,) = [one for one in lines if "a lower value saves at most" in one]
-    assert line.endswith("the partition of a channel's producer, during the fault `late`")
+    assert line.endswith("a producer to register its partition, during the fault `late`")
     assert before.total_s > 28
     (after,), _ = ran(known, tmp_path / "after", option, low)
     assert after.total_s == pytest.approx(before.total_s, abs=1.0)

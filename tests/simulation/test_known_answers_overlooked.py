@@ -179,7 +179,7 @@ CASES = [
     Case(  # a channel within a TaskManager asks after 6.3 and 12.7 s in every version, and counts register after 8 s, as sources do
         "late-producer-in-the-same-taskmanager",
         [fault("late", "30 s", ALL, registration={"delay": {"delay": "8 s"}}), fault("kill", "1 s", SINK, at="500 ms", **KILL)],
-        "the partition of a channel's producer, during the fault `late`", 12.7, failovers=1, options=QUICK, version="1.19", observation="30 s",
+        "a producer to register its partition, during the fault `late`", 12.7, failovers=1, options=QUICK, version="1.19", observation="30 s",
     ),
     Case(  # only the lost source restores its state from the store; the others have a copy
         "state-of-a-producer",
@@ -319,7 +319,7 @@ def test_a_job_has_not_caught_up_while_an_input_is_missing(tmp_path: Path):
     (recovery,) = recoveries(found, tmp_path)
     check_sums(recovery)
     first = recovery.prices[0]
-    assert first.words == "the partition of a channel's producer, during the fault `late`"
+    assert first.words == "a producer to register its partition, during the fault `late`"
     assert first.seconds == pytest.approx(12.7, abs=TOLERANCE_S)
 
 

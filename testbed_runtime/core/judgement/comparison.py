@@ -392,7 +392,7 @@ def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) 
         if (alone := samplesize.trials_for(CONFIDENCE)) == needed:
             return [f"{there} A confidence interval needs {needed}."]
         # an expectation is judged by its own interval, so it needs fewer trials than this table
-        together = f"Confidence intervals of all {len(contrasts)} differences need {needed}"
+        together = f"Confidence intervals for all {len(contrasts)} differences need {needed} trials"
         return [f"{there} {together}; an expectation with `versus` needs {alone}."]
     return [_summary(reference, name, contrasts) for reference, name in pairs]
 
