@@ -415,8 +415,11 @@ class _Paths:
         for one in task_series(self.trial):
             if one.task.rpartition("-")[0] not in rare and ended.get(one.task, end + 1) > end:
                 before = one.received_until(baseline.end) - one.received_until(baseline.start)
-                usual[one.task] += before / (baseline.end - baseline.start) * seconds
-                received[one.task] += sum(one.received_until(b) - one.received_until(a) for a, b in spans)
+                rate = before / (baseline.end - baseline.start)
+                usual[one.task] += rate * seconds
+                received[one.task] += sum(
+                    one.received_until(b, rate) - one.received_until(a) for a, b in spans
+                )
         return any(2 * received[task] < records for task, records in usual.items() if records >= FEW)
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:

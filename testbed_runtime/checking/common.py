@@ -3,6 +3,7 @@ metric rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
@@ -124,11 +125,14 @@ class TaskSeries(Struct, frozen=True):
     records_out: Ints
     lag_ns: Ints
 
-    def received_until(self, t_ns: int) -> float:
-        """Return the records received by then, according to the last sample; 0 before the first one. The next sample also counts what
-        arrived later, for example when a pause had ended."""
-        samples = int(np.searchsorted(self.t_ns, t_ns, side="right"))
-        return float(self.records_in[samples - 1]) if samples else 0.0
+    def received_until(self, t_ns: int, most: float = math.inf) -> float:
+        """Return the records received by then, interpolated between samples; 0 before the first sample. At most `most` records per
+        nanosecond count since the last sample: more arrived later, for example when a pause had ended."""
+        if not len(self.t_ns) or t_ns < self.t_ns[0]:
+            return 0.0
+        last = int(np.searchsorted(self.t_ns, t_ns, side="right")) - 1
+        limit = most * (t_ns - self.t_ns[last]) if t_ns > self.t_ns[last] else 0.0
+        return min(float(np.interp(t_ns, self.t_ns, self.records_in)), float(self.records_in[last]) + limit)
 
 
 def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:

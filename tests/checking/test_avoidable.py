@@ -227,21 +227,21 @@ def slow(
 @pytest.mark.parametrize(
     ("effects", "asked", "enough"),
     [
-        ([slow()], {"params": {"delay_s": 3.0}}, 7.0),  # an interval, the request, and its answer
-        ([slow()], {"params": {"delay_s": 2.0}}, None),  # the budget of 5 s is enough
-        ([slow()], {"params": {"delay_s": 2.001}}, 5.002),
-        ([slow()], {"params": {"delay_s": 6.0}, "direction": "to"}, 7.0),
-        ([slow()], {"params": {"delay_s": 6.0}, "direction": "both"}, 13.0),
-        ([slow()], {"params": {"delay_s": 6.0, "mode": "round-trip"}}, 7.0),
-        ([slow(plane="both")], {"params": {"delay_s": 3.0}}, 7.0),
-        ([slow(plane="data")], {"params": {"delay_s": 3.0}}, None),
-        ([slow(target="tm-2")], {"params": {"delay_s": 3.0}}, None),
-        ([slow(kind="network.bandwidth")], {"params": {"delay_s": 3.0}}, None),
-        ([slow(), slow("other", kind="network.bandwidth")], {"params": {"delay_s": 3.0}}, 7.0),
-        ([slow(), slow("other", target="tm-2")], {"params": {"delay_s": 3.0}}, 7.0),
-        ([slow(), slow("other")], {"params": {"delay_s": 3.0}}, 13.0),
-        ([slow(), effect("kill", "process.kill", 17, 18, "tm-1")], {"params": {"delay_s": 3.0}}, None),
-        ([slow(), effect("kill", "process.kill", 17.001, 18, "tm-1")], {"params": {"delay_s": 3.0}}, 7.0),
+        ([slow()], {"params": {"latency_s": 3.0}}, 7.0),  # an interval, the request, and its answer
+        ([slow()], {"params": {"latency_s": 2.0}}, None),  # the budget of 5 s is enough
+        ([slow()], {"params": {"latency_s": 2.001}}, 5.002),
+        ([slow()], {"params": {"latency_s": 6.0}, "direction": "to"}, 7.0),
+        ([slow()], {"params": {"latency_s": 6.0}, "direction": "both"}, 13.0),
+        ([slow()], {"params": {"latency_s": 6.0, "mode": "round-trip"}}, 7.0),
+        ([slow(plane="both")], {"params": {"latency_s": 3.0}}, 7.0),
+        ([slow(plane="data")], {"params": {"latency_s": 3.0}}, None),
+        ([slow(target="tm-2")], {"params": {"latency_s": 3.0}}, None),
+        ([slow(kind="network.bandwidth")], {"params": {"latency_s": 3.0}}, None),
+        ([slow(), slow("other", kind="network.bandwidth")], {"params": {"latency_s": 3.0}}, 7.0),
+        ([slow(), slow("other", target="tm-2")], {"params": {"latency_s": 3.0}}, 7.0),
+        ([slow(), slow("other")], {"params": {"latency_s": 3.0}}, 13.0),
+        ([slow(), effect("kill", "process.kill", 17, 18, "tm-1")], {"params": {"latency_s": 3.0}}, None),
+        ([slow(), effect("kill", "process.kill", 17.001, 18, "tm-1")], {"params": {"latency_s": 3.0}}, 7.0),
     ],
 )
 def test_a_heartbeat_that_is_delayed_comes_late(

@@ -526,7 +526,7 @@ def test_validate_checks_a_flink_configuration_as_another_version_reads_it(headg
         ("flink-conf.yaml", "heartbeat.timeout: 50000 ms\n", "2.0", "Flink 2.0 reads config.yaml instead of flink-conf.yaml"),
         ("flink-conf.yaml", "heartbeat.timeout: 50000 ms\n", "1.20", ""),
         ("config.yaml", "heartbeat: {timeout: 50000}\n", "1.17", "Flink 1.17 reads flink-conf.yaml instead of config.yaml"),
-        ("config.yaml", "heartbeat: {timeout: 50000 ms}\n", "1.19", ""),
+        ("config.yaml", "heartbeat: {timeout: 50000}\n", "1.19", ""),
         ("options.yaml", "heartbeat.timeout: 50000 ms\n", "2.0", ""),
     ],
 )  # fmt: skip

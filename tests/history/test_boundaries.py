@@ -352,7 +352,7 @@ JOB = {
     "vertices": [{"name": "a", "parallelism": 2}, {"name": "b"}],
     "edges": [
         {"from": "a", "to": "b", "result": "blocking"},
-        {"source": "b", "target": "c", "partitioning": "forward"},
+        {"from": "b", "to": "c", "partitioning": "forward"},
     ],
 }
 
