@@ -231,6 +231,13 @@ def test_an_attempt_that_finished_has_all_its_rows(missing: int, expected: list[
     assert found(changes | cancelled) == []
 
 
+def test_the_first_of_several_restarts_is_named():
+    """Two were deployed and did not start."""
+    deployed = [("events", HEALTHY[14][1] | {"subject": number}) for number in ("3", "2")]
+    gone = {14: deployed, **dict.fromkeys(range(3, 10))}
+    assert found(gone) == lacks("events", "failover.started of restart 2 (failover.deployed)")
+
+
 def test_an_attempt_that_received_records_had_requested_a_partition():
     """Also one that was killed: its last rows may be missing, but not those before its sample. Records that were in flight in a checkpoint
     need no request."""

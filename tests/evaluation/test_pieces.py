@@ -268,3 +268,25 @@ def test_a_catalogue_without_a_table_says_what_to_do(tmp_path: Path):
     columns = pa.schema([("a", pa.string()), ("b", pa.float64()), ("c", pa.int64())])
     assert trends._ddl(columns) == "`a` string, `b` double, `c` bigint"
     assert catalogue.folder_of(tmp_path / "a" / ".." / "b") == tmp_path / ".catalogue"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "entry", "columns"),
+    [
+        ({}, {}, ("", "", "", "main", "fault", 0, "")),
+        (
+            {"scenario": {"metadata": {"name": "late"}}, "place": "local", "started": "2026-11-22"},
+            {"variant": "short", "role": "control", "number": 3, "flinkVersion": "1.17"},
+            ("late", "local", "2026-11-22", "short", "control", 3, "1.17"),
+        ),
+        ({"scenario": None}, {"role": "fault", "number": "4"}, ("", "", "", "main", "fault", 4, "")),
+        ({"scenario": {"metadata": {}}}, {"role": None}, ("", "", "", "main", "fault", 0, "")),
+    ],
+)
+def test_the_catalogue_names_the_trial_of_each_row(
+    manifest: dict[str, Any], entry: dict[str, Any], columns: tuple[Any, ...]
+):
+    """An earlier version wrote less into its manifest."""
+    found = catalogue._trial_columns(manifest, {"variant": "main"} | entry)
+    names = ("scenario", "environment", "started", "variant", "role", "number", "flink_version")
+    assert found == dict(zip(names, columns, strict=True))
