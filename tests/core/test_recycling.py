@@ -103,3 +103,25 @@ def test_listeners_are_offered_what_returns_together_as_what_returns_one_by_one(
     assert offered == answers
     assert pool.available_segments == 4 - sum(answers)
     assert (pool.requested, network.free) == (4, 0)
+
+
+def test_a_run_of_segments_is_limited_by_its_subpartition_only() -> None:
+    """At most two for each subpartition. Segments for no subpartition have no such limit, and none are handed out while a
+    subpartition is at its limit."""
+    pool = NetworkBufferPool(4, 8, memory=False).create_buffer_pool(
+        4, 4, subpartitions=2, max_buffers_per_channel=2
+    )
+
+    def refill() -> None:
+        pool.recycle_all([segment for _ in range(4) if (segment := pool.request_segment()) is not None])
+        assert pool.available_segments == 4
+
+    refill()
+    run = pool.request_run(3)
+    assert (len(run), pool.available_segments) == (3, 1)
+    pool.recycle_all(run)
+    held = pool.request_run(3, 1)
+    assert (len(held), pool.available_segments) == (2, 2)
+    assert (pool.request_run(1), pool.request_run(1, 0)) == ([], [])
+    pool.recycle_of(1, held.pop())
+    assert [len(pool.request_run(9, number)) for number in (1, 0)] == [1, 0]

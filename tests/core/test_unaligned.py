@@ -71,6 +71,15 @@ def test_a_channel_that_ends_counts_as_aligned_in_time_and_as_overtaken_later() 
     assert [handler.is_pending for handler in (last, middle, late)] == [False] * 3
 
 
+def test_a_barrier_that_has_been_read_overtakes_nothing_any_more() -> None:
+    """When the timeout turns the checkpoint into an unaligned one, only barriers that are still queued are let through."""
+    handler = AlternatingBarrierHandler(3)
+    for channel in (0, 1):
+        assert handler.on_announcement(channel, 5 + channel, limited(), 0.01) == []
+    assert handler.on_barrier(0, limited(), 0.02) == []
+    assert handler.on_time(0.1) == [Prioritize(1, 6), Trigger(limited().as_unaligned(), pytest.approx(0.08)), Overtaken(0)]  # fmt: skip
+
+
 def test_a_channel_that_ends_before_any_barrier_starts_nothing() -> None:
     """An announcement alone begins the checkpoint. The end of a channel is no barrier, and the next barrier triggers."""
     handler = AlternatingBarrierHandler(2)

@@ -401,15 +401,16 @@ class LocalBufferPool:
     def request_run(self, most: int, subpartition: int = NO_CHANNEL) -> list[MemorySegment]:
         """Return up to `most` free segments, as `request_segment` would one by one until the pool is not available."""
         available = self._available
-        held = 0 if subpartition == NO_CHANNEL else self._by_channel[subpartition]
-        count = min(most, len(available), self._max_per_channel - held)
+        count = min(most, len(available))
+        if subpartition != NO_CHANNEL:
+            count = min(count, self._max_per_channel - self._by_channel[subpartition])
         if count <= 0 or self._saturated:
             return []
         run = available[: -count - 1 : -1]
         del available[-count:]
         if subpartition != NO_CHANNEL:
-            self._by_channel[subpartition] = held + count
-            if held + count == self._max_per_channel:
+            self._by_channel[subpartition] += count
+            if self._by_channel[subpartition] == self._max_per_channel:
                 self._saturated += 1
         if not available:
             self.refresh()
