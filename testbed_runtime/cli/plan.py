@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from testbed_runtime.cli.options import (
     show,
 )
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.quantities import counted, format_value
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.values import MB
@@ -66,8 +68,17 @@ def plan(  # noqa: PLR0917 - typer passes by name
             described.append({"variant": name, **describe(testbed, options)})
         except MemoryRefused as error:
             raise UserError(error.key, error.message, error.hint) from None
-    show({"variants": described}, ["\n\n".join("\n".join(lines(one)) for one in described)], as_json=as_json)
+    shown = [{**one, "variant": name} for one, name in _same_together(described)]
+    show({"variants": described}, ["\n\n".join("\n".join(lines(one)) for one in shown)], as_json=as_json)
     raise typer.Exit(EXIT_CODES[Verdict.FAIL] if any(one["missing"] for one in described) else exits.PASS)
+
+
+def _same_together(described: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each plan once, with the names of all variants that have it: those that differ only in their faults need the same
+    buffers."""
+    plans = grouped((json.dumps(one | {"variant": ""}), one) for one in described)
+    for same in plans.values():
+        yield same[0], ", ".join(one["variant"] for one in same)
 
 
 def _configured(path: Path | None, flink_version: str | None) -> Callable[[TestbedPlan], TestbedPlan]:

@@ -9,6 +9,8 @@ from typing import Any
 from testbed_runtime.core.judgement.quantities import counted
 
 GAP = "  "
+MANY_GROUPS = 8
+"""The most groups that are columns. A name of a run is wide, and three fit beside each other."""
 OUTPUT_WIDTH = 120
 """Width of output that does not go to a terminal, such as the log of a CI job."""
 
@@ -30,12 +32,15 @@ def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Iterator
 
 
 def side_by_side(table: Mapping[str, Any], *, width: int = 0) -> list[str]:
-    """Return a comparison as lines: a row for each metric, a column for each variant. With a width, columns that do not fit beside each other follow below. Pure."""
+    """Return a comparison as lines: a row for each metric and a column for each group, or the other way round if there are many groups,
+    such as the runs of a trend. With a width, columns that do not fit beside each other follow below. Pure."""
     groups = table["groups"]
     columns = [["", *(metric["title"] for metric in table["metrics"])]]
     for group in groups:
         trials = counted(group["trials"], "trial")
         columns.append([f"{group['name']} ({trials})", *(value["text"] for value in group["values"])])
+    if len(groups) > MANY_GROUPS:
+        columns = [list(row) for row in zip(*columns, strict=True)]
     return [line for block in _blocks(columns, width) for line in aligned(list(zip(*block, strict=True)))]
 
 

@@ -53,6 +53,15 @@ def test_a_warning_about_buffers_under_load_proposes_what_is_enough(headgate):
     assert "warning" not in headgate(*arguments, *words).stdout
 
 
+def test_variants_with_the_same_plan_share_a_table(headgate):
+    """Those of this scenario differ only in their faults. JSON has each variant."""
+    said = headgate("plan", SCENARIOS / "02-taskmanager-killed").stdout
+    assert said.startswith("downstream, upstream: 6 subtasks, ")
+    assert said.count("max parallelism") == 1
+    found = json.loads(headgate("plan", SCENARIOS / "02-taskmanager-killed", "--json").stdout)["variants"]
+    assert [one["variant"] for one in found] == ["downstream", "upstream"]
+
+
 def test_the_buffers_of_a_gate_are_those_of_its_remote_channels(headgate):
     """6 → 6 on 3 TaskManagers of 2 slots: 2 of 6 channels are local, and have no exclusive buffers. 4 × 2 + 8 = 16 at most.
     Two subtasks of each vertex need 2 × (3 × (7 + 4 × 2 + 1) + 2 + 1) = 102: what the table says adds up."""

@@ -44,6 +44,14 @@ def test_columns_that_do_not_fit_follow_below(width: int, blocks: int):
     assert [line.split()[0] for line in lines[1::3]] == ["recovery.downtime"] * blocks
 
 
+def test_many_groups_are_rows():
+    """A trend over hundreds of runs has a line for each run, instead of a table for every few runs."""
+    lines = side_by_side(table(*(f"run-{number}" for number in range(300))), width=80)
+    assert lines[0].split() == ["recovery.downtime", "failovers.count"]
+    assert [line.split()[0] for line in lines[1:]] == [f"run-{number}" for number in range(300)]
+    assert max(map(len, lines)) <= 80
+
+
 @pytest.mark.parametrize(
     ("content", "shown"),
     [(json.dumps(table("a", "b")), True), (json.dumps(table("a")), False), ("", False), (None, False)],
