@@ -28,6 +28,7 @@ def test_the_time_of_a_blocking_producer_is_its_own(history: Any, finished: Any,
     for t, task, state in (
         (1.0, "map-0", "DEPLOYING"),
         (2.0, "map-0", "RUNNING"),
+        (finished and 5.0, "map-1", "FINISHED"),  # the last one counts
         (finished, "map-0", "FINISHED"),
     ):
         if t is not None:
