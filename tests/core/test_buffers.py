@@ -68,22 +68,6 @@ def test_a_partition_needs_one_buffer_more_than_subpartitions() -> None:
     assert result_partition_buffers(Options({}), 4, bounded=False) == (5, MAX_INT)
 
 
-def test_a_sorted_result_needs_two_buffers() -> None:
-    """SortMergeResultPartition: from the minimum parallelism on. Below it, a blocking result has no limit."""
-    options = {
-        "taskmanager.network.sort-shuffle.min-parallelism": "3",
-        "taskmanager.network.sort-shuffle.min-buffers": "2",
-    }
-    found = [result_partition_buffers(Options(options), count, blocking=True) for count in (2, 3)]
-    assert found == [(3, MAX_INT), (2, 12)]
-    with pytest.raises(
-        FlinkError, match=r"Too few sort buffers, please increase Key: 'taskmanager.network.sort-shuffle"
-    ):
-        result_partition_buffers(
-            Options(options | {"taskmanager.network.sort-shuffle.min-buffers": "1"}), 3, blocking=True
-        )
-
-
 def test_the_default_taskmanager_has_4096_buffers() -> None:
     """128 MiB of 32 KiB each; the least and the largest network memory bound it."""
     assert network_buffer_count(Options({})) == 4096

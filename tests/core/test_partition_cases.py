@@ -196,3 +196,19 @@ def test_F_127_no_event_reaches_a_task_that_has_ended() -> None:
     assert not result.manager.publish(partition_id(), encode_event(OtherEvent("a.AllWorkersDoneEvent", b"")))
     assert got == []
     assert not result.partition.is_released
+
+
+def test_a_sorted_result_needs_two_buffers() -> None:
+    """SortMergeResultPartition: from the minimum parallelism on. Below it, a blocking result has no limit."""
+    options = {
+        "taskmanager.network.sort-shuffle.min-parallelism": "3",
+        "taskmanager.network.sort-shuffle.min-buffers": "2",
+    }
+    found = [result_partition_buffers(Options(options), count, blocking=True) for count in (2, 3)]
+    assert found == [(3, MAX_INT), (2, 12)]
+    with pytest.raises(
+        FlinkError, match=r"Too few sort buffers, please increase Key: 'taskmanager.network.sort-shuffle"
+    ):
+        result_partition_buffers(
+            Options(options | {"taskmanager.network.sort-shuffle.min-buffers": "1"}), 3, blocking=True
+        )

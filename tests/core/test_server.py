@@ -513,19 +513,14 @@ def test_each_change_of_the_readers_is_counted() -> None:
     ):
         act()
         counts.append(producer.server.generation)
-    assert counts == [0, 1, 1, 1, 2, 2]
-    assert producer.server.reader_count == 0
+    assert (counts, producer.server.reader_count) == ([0, 1, 1, 1, 2, 2], 0)
 
 
 def test_a_consumer_that_reads_no_answers_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two answers are queued. The third closes the connection, and the queued ones can still be sent."""
     monkeypatch.setattr(server, "MAX_CONTROL_FRAMES", 2)
     producer = Producer(register=False, waits=False)
-    closing = []
-    for _ in range(3):
-        producer.request(2)
-        closing.append(producer.server.closing)
-    assert closing == [False, False, True]
+    assert [(producer.request(2), producer.server.closing)[1] for _ in range(3)] == [False, False, True]
     assert (len(producer.send()), producer.woken) == (2, 3)
 
 
@@ -535,8 +530,10 @@ def test_a_connection_has_a_limit_of_waiting_requests(monkeypatch: pytest.Monkey
     producer = Producer(subpartitions=3, register=False)
     for number in range(3):
         producer.request(2, number)
-    text = f"No further request for receiverId = {receiver_id(2).hex()} is possible."
-    assert (producer.send(), producer.server.waiting) == ([ErrorResponse("IllegalStateException", text)], 2)
+    refused = ErrorResponse(
+        "IllegalStateException", f"No further request for receiverId = {receiver_id(2).hex()} is possible."
+    )
+    assert (producer.send(), producer.server.waiting) == ([refused], 2)
 
 
 def test_a_close_request_ends_the_connection() -> None:

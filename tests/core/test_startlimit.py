@@ -87,7 +87,7 @@ def test_the_last_end_of_several_early_faults_counts(tmp_path: Any):
 
 
 def test_a_job_with_a_blocking_result_first_has_to_write_it(tmp_path: Any):
-    """By the slowest of its sources: 3,000 records at 20 a second take 150 s."""
+    """The slowest of its sources decides: 3,000 records at 20 a second take 150 s."""
     one = plan(tmp_path)
     sources = [SourceConfig(records_per_second=rate, limit=3000) for rate in (100.0, 20.0)]
     vertices = (
