@@ -288,7 +288,8 @@ def _windows(table: pa.Table, rows: Ints, buckets: Ints) -> Iterator[Damage]:
     """Yield windows that are empty or begin after their row was written, and maxima outside the highest bucket with records.
     `rows` and `buckets` name the buckets with records."""
     begins, t_ns = ints(table, "window_start_ns"), ints(table, "t_ns")
-    yield from _first("latency", table, "window_ns", ints(table, "window_ns") == 0, "is 0")
+    lasts = ints(table, "window_ns")
+    yield from _first("latency", table, "window_ns", (lasts == 0) | (lasts > AFTER_NS), "is {}")
     late, after = (begins - t_ns) / NS, "is {1:.1f} s after the row was written"
     yield from _first("latency", table, "window_start_ns", begins > t_ns, after, late)
     highest = np.full(len(table), -1, dtype=np.int64)

@@ -144,6 +144,8 @@ WAITS: list[tuple[str, str, Change]] = [
     ("all waits five seconds later", "t_ns", plus(5 * NS, "start_ns", "t_ns")),
     ("all waits five seconds earlier", "t_ns", plus(-5 * NS, "start_ns", "t_ns")),
     ("waits that end five seconds later", "t_ns", plus(5 * NS, "t_ns")),
+    ("waits that end a tenth of a second later", "t_ns", plus(NS // 10, "t_ns")),
+    ("waits that begin a tenth of a second earlier", "start_ns", plus(-NS // 10, "start_ns", when=of(process="jobmanager-1"))),
     ("waits that begin five seconds earlier", "start_ns", plus(-5 * NS, "start_ns")),
     ("waits without length", "start_ns", lambda r: r | {"start_ns": r["t_ns"]}),
     ("a heartbeat that was awaited for less than its timeout", "start_ns", plus(NS // 10, "start_ns", when=of(kind="heartbeat"))),

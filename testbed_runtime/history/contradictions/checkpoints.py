@@ -232,6 +232,7 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield waits for a checkpoint that began, ended or turned out otherwise than its rows say."""
     of = grouped(((c.triggered["process"], f"checkpoint {c.triggered['checkpoint']}"), c) for c in found)
+    off: list[tuple[int, int]] = []
     for row, r in waits_of(trial, "checkpoint", "completion"):
         if r["outcome"] == Outcome.OPEN:
             continue
@@ -242,6 +243,7 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         one, whole = earlier[-1], r["kind"] == "checkpoint"
         allowed = tolerance_ns(trial, r["process"], r["start_ns"])
         begun = one.triggered if whole else one.finalizing
+        off += [(abs(r["start_ns"] - begun["t_ns"]), row)] if begun is not None else []
         if begun is None or abs(r["start_ns"] - begun["t_ns"]) > allowed:
             began = "triggered" if whole else "acknowledged"
             yield Damage("waits", "start_ns", row, f"of {r['what']} is not the time at which it was {began}")
@@ -257,3 +259,7 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
             if (r["outcome"] == Outcome.COMPLETED) != (one.completed is not None):
                 problem = f"is {r['outcome']!r}, but {r['what']} was {one.ended['state']} (checkpoints)"
                 yield Damage("waits", "outcome", row, problem)
+    if len(off) >= USUAL_MIN and deployments(trial) and np.median([ns for ns, _ in off]) > USUAL_NS:
+        ns, row = max(off)
+        problem = f"is {ns / NS:g} s off the time at which its checkpoint was triggered or acknowledged, as most are"
+        yield Damage("waits", "start_ns", row, problem)

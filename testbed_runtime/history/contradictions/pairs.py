@@ -133,16 +133,20 @@ def _unrecorded(trial: Trial, entry: Mapping[str, Any], deployed: Deployed) -> I
 
 
 def _emptied(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield tables without rows although tasks finished. The runner, if there was one, recorded the phases."""
-    ended = changes(trial, "task.state", "FINISHED")
-    needed = {"waits", "tasks"} if ended and events(trial, "trial.phase") else set()
+    """Yield tables without rows although tasks finished, or ran, for which the JobManager had waited. The runner, if there was one,
+    recorded the phases."""
+    ended, ran = (changes(trial, "task.state", state) for state in ("FINISHED", "RUNNING"))
+    needed = {"waits", "tasks"} if ended else {"waits"} if ran else set()
+    needed = needed if events(trial, "trial.phase") else set()
     lacking = {name for name, table in trial.tables.items() if not len(table)}
     if needed and "channels" in lacking and any(edges(entry)) and _reading(trial, entry):
         needed.add("channels")
     if waits_of(trial, "checkpoint"):
         needed.add("checkpoints")
     for name in sorted(needed & lacking):
-        yield Damage(name, "seq", -1, "has no rows, but tasks finished or waited for them (events, waits)")
+        yield Damage(
+            name, "seq", -1, "has no rows, but tasks ran, finished or waited for them (events, waits)"
+        )
 
 
 def _reading(trial: Trial, entry: Mapping[str, Any]) -> bool:

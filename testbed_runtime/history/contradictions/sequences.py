@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import (
-    TOLERANCE_NS,
+    CAUSAL_NS,
     Owned,
     Rows,
     deployments,
@@ -119,7 +119,7 @@ def _moved(trial: Trial) -> Iterator[Damage]:
     """Yield a state of a fault that is earlier than the one before."""
     for (_, name, _), rows in _of_faults(trial).items():
         for (before, a), (_, b) in pairwise(rows):
-            if b["t_ns"] < a["t_ns"] - TOLERANCE_NS:
+            if b["t_ns"] < a["t_ns"] - CAUSAL_NS:
                 off = (a["t_ns"] - b["t_ns"]) / NS
                 problem = f"says that {name} was {a['state']} {off:.1f} s after it was {b['state']}"
                 yield Damage("faults", "t_ns", before, problem)

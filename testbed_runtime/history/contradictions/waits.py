@@ -43,6 +43,8 @@ ENDS_EARLIER = frozenset(("partition", "credit", "lease"))
 """Kinds of waits that may be recorded after they have ended."""
 EXACT = frozenset(("heartbeat", "restart-delay", "replacement"))
 """Kinds of waits that last as long as their option says, if it decides them."""
+USUAL_MIN = 3
+"""So many waits of a trial do not all end between two rows that were written at once."""
 EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
 """A buffer timeout may have begun before the wait for the first record."""
 OWN_BUDGET = frozenset(("partition", "credit"))
@@ -63,7 +65,9 @@ def check_waits(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
 
 
 def _written(trial: Trial) -> Iterator[Damage]:
-    """Yield waits that ended after the next row of their process was written, or before the one before."""
+    """Yield waits that ended after the next row of their process was written, or before the one before. A few may, by the time for which
+    their process did not run."""
+    off: list[Damage] = []
     waits, keys = trial.table("waits"), ("process", "boot_id")
     others = [t for n in OWN_CLOCK if sound(t := trial.table(n), *keys, "seq", "t_ns")]
     tables = [table.select([*keys, "seq", "t_ns"]) for table in (waits, *others)]
@@ -76,14 +80,18 @@ def _written(trial: Trial) -> Iterator[Damage]:
         row = int(owned.order[at])
         if not (process := processes[row]).startswith(JOB_PROCESSES):
             continue
-        allowed = tolerance_ns(trial, process, int(t_ns[at]))
-        later, earlier = t_ns[at] - t_ns[after[at]], t_ns[before[at]] - t_ns[at]
-        if after[at] >= 0 and later > allowed:
-            problem = f"is {later / NS:.1f} s after the row that {process} wrote next"
-            yield Damage("waits", "t_ns", row, problem)
-        elif before[at] >= 0 and earlier > allowed and kinds[row] not in ENDS_EARLIER:
-            problem = f"is {earlier / NS:.1f} s before the row that {process} wrote before it"
-            yield Damage("waits", "t_ns", row, problem)
+        late = int(t_ns[at] - t_ns[after[at]]) if after[at] >= 0 else 0
+        early = int(t_ns[before[at]] - t_ns[at]) if before[at] >= 0 and kinds[row] not in ENDS_EARLIER else 0
+        if max(late, early) <= ROUNDING_NS:
+            continue
+        where = (
+            "after the row that {} wrote next" if late > early else "before the row that {} wrote before it"
+        )
+        problem = f"is {max(late, early) / NS:.2f} s {where.format(process)}"
+        off.append(Damage("waits", "t_ns", row, problem))
+        if max(late, early) > tolerance_ns(trial, process, int(t_ns[at])):
+            yield off[-1]
+    yield from off if len(off) >= USUAL_MIN else ()
 
 
 def _budgets(trial: Trial) -> Iterator[Damage]:
