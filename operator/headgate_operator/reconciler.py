@@ -44,7 +44,7 @@ NO_RIGHT_IN_ROLE_HINT = (
     "the operator's Role in this namespace is older or was changed: repeat `helm upgrade`, or, with "
     "rbac.create=false, apply helm/headgate/files/rules"
 )
-"""For an operator that is limited to namespaces. One whose Role is missing could not report it."""
+"""The hint of an operator that is limited to namespaces. One whose Role is missing could not report it."""
 FAILING = {STALLED_REASON, NOT_ADMITTED, QUOTA_EXCEEDED}
 
 log = logging.getLogger("headgate.reconcile")

@@ -501,7 +501,7 @@ def test_the_hooks_need_no_namespace_but_that_of_the_release():
 
 
 def test_every_pod_of_the_chart_is_let_out_to_the_api_server():
-    """Where a namespace denies egress by default, an uninstall could heal nothing otherwise."""
+    """Otherwise, an uninstall could heal nothing in a namespace that denies egress by default."""
     objects = chart()
     [policy] = of_kind(objects, "NetworkPolicy")
     labels = policy["spec"]["podSelector"]["matchLabels"]
