@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from exchange_model import Consumer, Exchange, barrier
+from exchange_model import (
+    RESOURCE,
+    Consumer,
+    Exchange,
+    barrier,
+    nothing,
+    partition_id,
+    producer_pool,
+    receiver_id,
+)
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier
 from testbed_runtime.core.exchange.frames import AddCredit, BufferResponse, ResumeConsumption
 from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partition import ResultPartition
 
 CHANNELS = 2
 
@@ -205,3 +217,33 @@ def test_A_06_a_released_channel_refuses_a_floating_buffer_and_still_counts_as_w
     held.recycle()
     managers = [channel.buffers for channel in (first, second)]
     assert [(m.waiting, m.available_floating) for m in managers if m is not None] == [(True, 0), (False, 1)]
+
+
+def test_credit_that_wrapped_below_zero_sends_nothing_together() -> None:
+    """Java's int wraps: -1 credits are none, and the frame that is asked for singly fails as in Flink."""
+    network = NetworkBufferPool(8, 32)
+    partition = ResultPartition(partition_id(), 1, producer_pool(network, 1, 8))
+    assert partition.emit(0, bytes(128)) == 128
+    reader = SequenceViewReader(receiver_id(0), 0, 2)
+    reader.view = partition.create_view(0, nothing)
+    reader.credit = -1
+    assert not reader.poll_run(64, 10**6)[0].buffers
+    with pytest.raises(FlinkError, match="no credit available"):
+        reader.poll()
+    partition.release()
+    assert network.outstanding == 0
+
+
+def test_in_legacy_mode_a_reader_needs_no_credit() -> None:
+    """Back-pressure is the connection's."""
+    exchange = Exchange(credit_based=False, producer_pool=16, segments=40, floating=(30, 30)).start()
+    exchange.partition.emit(0, b"x" * 32 * 12)
+    exchange.partition.flush_all()
+    sent = 0
+    while exchange.server_step():
+        sent += 1
+    assert sent == 12
+    assert exchange.client.resource_id == RESOURCE
+    assert len(exchange.run()) == 12
+    exchange.close()
+    nothing()

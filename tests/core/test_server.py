@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from exchange_model import RESOURCE, Exchange, barrier, nothing, partition_id, producer_pool, receiver_id
+from exchange_model import barrier, partition_id, producer_pool, receiver_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -568,33 +568,3 @@ def test_the_producers_side_is_counted() -> None:
     producer.send(1)
     stats = producer.reader.stats()
     assert (stats.credit, stats.announced, stats.used, stats.backlog, stats.queued) == (4, 5, 1, 1, 2)
-
-
-def test_in_legacy_mode_a_reader_needs_no_credit() -> None:
-    """Back-pressure is the connection's."""
-    exchange = Exchange(credit_based=False, producer_pool=16, segments=40, floating=(30, 30)).start()
-    exchange.partition.emit(0, b"x" * 32 * 12)
-    exchange.partition.flush_all()
-    sent = 0
-    while exchange.server_step():
-        sent += 1
-    assert sent == 12
-    assert exchange.client.resource_id == RESOURCE
-    assert len(exchange.run()) == 12
-    exchange.close()
-    nothing()
-
-
-def test_credit_that_wrapped_below_zero_sends_nothing_together() -> None:
-    """Java's int wraps: -1 credits are none, and the frame that is asked for singly fails as in Flink."""
-    network = NetworkBufferPool(8, 32)
-    partition = ResultPartition(partition_id(), 1, producer_pool(network, 1, 8))
-    assert partition.emit(0, bytes(128)) == 128
-    reader = SequenceViewReader(RECEIVER, 0, 2)
-    reader.view = partition.create_view(0, nothing)
-    reader.credit = -1
-    assert not reader.poll_run(64, 10**6)[0].buffers
-    with pytest.raises(FlinkError, match="no credit available"):
-        reader.poll()
-    partition.release()
-    assert network.outstanding == 0
