@@ -180,6 +180,7 @@ DAMAGE: list[tuple[str, str, str, Change]] = [
     ("an option of another kind of wait", "waits", "option", put("option", "slot.request.timeout", 0)),
     ("an id for two waits", "waits", "wait", put("wait", "jobmanager-1/1", 1)),
     ("a window of no length", "latency", "window_ns", put("window_ns", 0, 3)),
+    ("a window that is longer than any trial", "latency", "window_ns", put("window_ns", 2**62, 3)),
     ("a window after its row", "latency", "window_start_ns", put("window_start_ns", 1020 * 10**9, 3)),
     ("a maximum in another bucket", "latency", "max_ns", put("max_ns", 10**18, 3)),
     ("no maximum", "latency", "max_ns", put("max_ns", 0, 3)),
