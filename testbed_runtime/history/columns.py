@@ -24,10 +24,8 @@ JOB_PROCESSES = ("tm-", "jobmanager")
 """Prefixes of the names of a job's processes. A supervisor in a pod records its waits under another name than
 its own."""
 TOLERANCE_NS = NS
-"""Two times that several processes, perhaps on several machines, recorded for the same moment may differ by this much."""
-MOMENT_NS = 3 * NS // 10
-"""Two times that one process recorded for the same moment may differ by this much, for which it may not have run without recording a
-stall, and by its recorded stalls (`tolerance_ns`)."""
+"""Two times that one process recorded for the same moment may differ by this much, and by the time for which
+the process did not run (`tolerance_ns`)."""
 CAUSAL_NS = NS // 20
 """Processes that share a clock write their rows in the order of cause and effect. The rows of a last sample
 may be late by this much."""
@@ -79,7 +77,7 @@ def tolerance_ns(trial: Trial, process: str, since_ns: int, until_ns: int | None
     have stalled in between. One of them is `since_ns`, or both are between that and `until_ns`."""
     stalls = trial.kept("stalls", lambda: _stalls(trial)).get(process, ())
     first, last = since_ns - TOLERANCE_NS, (since_ns if until_ns is None else until_ns) + TOLERANCE_NS
-    return MOMENT_NS + max(
+    return TOLERANCE_NS + max(
         (end - start for start, end in stalls if start <= last and first <= end), default=0
     )
 

@@ -373,7 +373,7 @@ def test_a_wait_that_its_option_decided_lasted_as_long_as_that_says(
     [
         ({"at_s": 2.0}, "was injected 2.0 s before its time"),
         ({"at_s": 0.9}, ""),
-        ({"at_s": 2.0, "before_submit": True}, ""),
+        ({"at_s": 2.0, "before_submit": True}, "after the job was submitted"),
         ({"kind": "process.pause"}, "is process.pause (manifest)"),
         ({"targets": ["tm-9"]}, "is on tm-9 (manifest)"),
         ({"targets": []}, ""),

@@ -343,13 +343,12 @@ def test_a_segment_that_is_freed_before_its_channel_is_set_up_goes_back():
     assert consumer.network.free == free
 
 
-def test_a_released_channel_is_skipped_by_its_gate():
-    """Its data does not block the others."""
+def test_the_reader_of_a_channel_that_was_released_with_data_is_cancelled():
+    """As in Flink, where the gate polls it."""
     consumer = Consumer(channels=2)
     consumer.connect()
     for number in (0, 1):
         deliver(consumer.client, data_frame(number, 0, 0))
     consumer.channel(0).release()
-    found = consumer.gate.poll()
-    assert found is not None
-    assert found[0] == 1
+    with pytest.raises(FlinkError, match="Queried for a buffer after channel has been released"):
+        consumer.gate.poll()

@@ -12,6 +12,7 @@ from testbed_runtime.core.waits import JOBMASTER_NAME
 from testbed_runtime.history.columns import (
     CAUSAL_NS,
     OWN_CLOCK,
+    TOLERANCE_NS,
     Attempt,
     attempt_of,
     changes,
@@ -86,7 +87,7 @@ def _before_deployment(trial: Trial) -> Iterator[Damage]:
             continue
         of = r["what"] if r["kind"] == "deployment" else r["who"]
         early = begun.get((of, r["attempt"]), r["start_ns"]) - r["start_ns"]
-        if early > CAUSAL_NS:
+        if early > TOLERANCE_NS:
             attempt = f"attempt {r['attempt']} of {of}"
             problem = f"of this {r['kind']} wait is {early / NS:.1f} s before {attempt} began"
             yield Damage("waits", "start_ns", row, problem)

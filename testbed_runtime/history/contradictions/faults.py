@@ -8,7 +8,6 @@ from typing import Any
 
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import (
-    MOMENT_NS,
     TOLERANCE_NS,
     Row,
     Rows,
@@ -29,8 +28,7 @@ def check_faults(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> 
     """Return the contradictions of faults and phases, at most one for each rule."""
     rows, planned = rows_of(trial, "faults"), {str(f["name"]): f for f in entry.get("faults") or ()}
     rules = [_phases(trial, entry), _planned(rows, planned), _unasked(trial, entry)]
-    timed = [_begun(trial, planned, entry), _shortened(rows, planned, entry), _killed(trial)]
-    return first_of_each(*rules, *(timed if one_clock else ()))
+    return first_of_each(*rules, *([_begun(trial, planned, entry), _killed(trial)] if one_clock else ()))
 
 
 def _name(row: Row) -> str:
@@ -113,7 +111,7 @@ def _begun(trial: Trial, planned: Mapping[str, Any], entry: Mapping[str, Any]) -
         begun.add(r["fault"])
         if fault.get("before_submit"):
             late = r["t_ns"] - min(submitted, default=r["t_ns"])
-            if late > MOMENT_NS and not again:
+            if late > TOLERANCE_NS and not again:
                 problem = f"says that {r['fault']} was injected {late / NS:.1f} s after the job was submitted (job.state in events)"
                 yield Damage("faults", "t_ns", row, problem)
         elif start is not None:
@@ -123,28 +121,6 @@ def _begun(trial: Trial, planned: Mapping[str, Any], entry: Mapping[str, Any]) -
                 when = "before its time" if early > 0 else "after the end of the trial"
                 problem = f"says that {r['fault']} was injected {max(early, late) / NS:.1f} s {when}"
                 yield Damage("faults", "t_ns", row, problem)
-
-
-def _shortened(rows: Rows, planned: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield faults that ended before their duration had passed, in a trial that was drained: until then, nothing ends a fault early
-    without voiding it."""
-    start, drain = (_starts(entry).get(name) for name in ("fault", "drain"))
-    if start is None or drain is None or entry.get("drained") is not True or entry.get("voided"):
-        return
-    for row, r in rows:
-        fault = planned.get(_name(r))
-        if (
-            r["state"] != "ended"
-            or not fault
-            or fault.get("before_submit")
-            or fault.get("duration_s") is None
-        ):
-            continue
-        due = start + (float(fault.get("at_s") or 0) + float(fault["duration_s"])) * NS
-        early = min(due, drain) - r["t_ns"]
-        if early > TOLERANCE_NS:
-            problem = f"says that {r['fault']} ended {early / NS:.1f} s before its duration of {fault['duration_s']:g} s had passed (manifest)"
-            yield Damage("faults", "t_ns", row, problem)
 
 
 def _killed(trial: Trial) -> Iterator[Damage]:
