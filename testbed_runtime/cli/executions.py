@@ -41,7 +41,13 @@ def executions(
     for name in trial or ():
         if name not in names:
             raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")
-    found = {name: executions_of(read_trial(run / HISTORY_FOLDER / name)) for name in trial or names}
+    found = {
+        entry["trial"]: executions_of(
+            read_trial(run / HISTORY_FOLDER / entry["trial"], run=manifest["run"], entry=entry)
+        )
+        for entry in manifest["trials"]
+        if entry["trial"] in (trial or names)
+    }
     data = {"trials": {name: [msgspec.to_builtins(one) for one in every] for name, every in found.items()}}
     tables = ("\n".join(lines(name, every)) for name, every in found.items())
     show(data, ["\n\n".join(tables)], as_json=as_json)

@@ -7,6 +7,8 @@ import os
 import textwrap
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -336,6 +338,12 @@ def test_the_executions_of_a_simulated_run_are_printed(tmp_path, headgate):
     assert any(max(e["attempt"] for e in executions) for executions in found.values())
     said = headgate("executions", result.folder, "--trial", "nothing")
     assert (said.returncode, "'nothing' is not a trial of this run" in said.stderr) == (2, True)
+    (events,) = result.folder.glob(f"history/{next(iter(found))}/events.parquet")
+    table = pq.read_table(events)
+    broken = pa.array(["{"] * len(table))
+    pq.write_table(table.set_column(table.column_names.index("data"), "data", broken), events)
+    said = headgate("executions", result.folder)
+    assert (said.returncode, "events.parquet, column data, row 0: is not JSON" in said.stderr) == (2, True)
 
 
 FLINK_CONF = """\
