@@ -380,10 +380,6 @@ class _Walk:
         own += [w for w in coming if (w.kind, w.what) == ("registration", RM_NAME)]
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 
-    def _untaken(self) -> list[Wait]:
-        """Return the waits that are not part of the path."""
-        return [w for w in self.waits if id(w) not in self._taken]
-
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
         """Return the pause of the process that waited for heartbeats, if the pause made the wait longer than its option: missing heartbeats do
         not count during it. A pause from a fault's own record is preferred to the one that the process recorded."""

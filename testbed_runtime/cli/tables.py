@@ -41,18 +41,26 @@ def side_by_side(table: Mapping[str, Any], *, width: int = 0) -> list[str]:
         columns.append([f"{group['name']} ({trials})", *(value["text"] for value in group["values"])])
     if len(groups) > MANY_GROUPS:
         columns = [list(row) for row in zip(*columns, strict=True)]
-    return [line for block in _blocks(columns, width) for line in aligned(list(zip(*block, strict=True)))]
+    return fitting(columns, width)
 
 
-def _blocks(columns: Sequence[list[str]], width: int) -> Iterator[list[list[str]]]:
-    """Yield the first column with as many of the others as fit, at least one."""
-    first, *others = columns
-    block, used = [first], _width(first)
+def fitting(columns: Sequence[Sequence[str]], width: int, *, repeated: int = 1) -> list[str]:
+    """Return columns of the same length as lines. With a width, columns that do not fit beside each other follow below, after the first
+    ones, of which so many are repeated. Pure."""
+    blocks = _blocks(columns, width, repeated)
+    return [line for block in blocks for line in aligned(list(zip(*block, strict=True)))]
+
+
+def _blocks(columns: Sequence[Sequence[str]], width: int, repeated: int) -> Iterator[list[Sequence[str]]]:
+    """Yield the first columns with as many of the others as fit, at least one."""
+    first, others = columns[:repeated], columns[repeated:]
+    block, start = list(first), sum(map(_width, first)) + len(GAP) * (repeated - 1)
+    used = start
     for column in others:
         needed = len(GAP) + _width(column)
-        if width and len(block) > 1 and used + needed > width:
+        if width and len(block) > repeated and used + needed > width:
             yield block
-            block, used = [first], _width(first)
+            block, used = list(first), start
         block.append(column)
         used += needed
     yield block

@@ -161,7 +161,7 @@ def _run_locally(
     study: TuningStudy, scenarios: dict[str, Loaded], *, how: How, out: Path, confirm: int, real: bool
 ) -> int:
     """Run the study on this machine, print its result and write it. Return the exit code."""
-    from testbed_runtime.cli import folders, study_runs
+    from testbed_runtime.cli import folders, study_runs, tables
     from testbed_runtime.tuning import production, score, table
     from testbed_runtime.tuning.grid import CURRENT, DEFAULT
     from testbed_runtime.tuning.picture import picture
@@ -181,11 +181,16 @@ def _run_locally(
     lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
     lines = production.merged(study.spec, specs, lines)
     confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
-    text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
+    shown = production.reference_values(study.spec, specs)
+    text = table.markdown(study.spec, lines, confirmed, shown)
+    columns = list(zip(*table.rows(study.spec, lines, shown), strict=True))
     written = out / f"{study.metadata.name}.study.md"
     data = json.dumps(table.to_json(study.spec, lines), indent=1, ensure_ascii=False)
     drawn = picture(study.spec, lines)
-    typer.echo(text)  # print before writing the files, so that a full disk does not lose the result
+    # print before writing the files, so that a full disk does not lose the result
+    for line in tables.fitting(columns, tables.output_width(), repeated=len(study.spec.options)):
+        typer.echo(line)
+    typer.echo(f"\n{table.sentences(study.spec, lines, confirmed)}")
     for suffix, content in ((".md", f"{text}\n"), (".json", f"{data}\n"), (".svg", drawn)):
         with naming(path := written.with_suffix(suffix)):
             if content:

@@ -65,15 +65,10 @@ def to_json(spec: TuningStudySpec, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def markdown(
-    spec: TuningStudySpec,
-    lines: Sequence[Line],
-    confirmed: Mapping[int, Line] | None = None,
-    shown: Mapping[str, Mapping[str, str]] | None = None,
-) -> str:
-    """Return the table, one line for each row, the best one bold; then the answer, the costs and why rows fail.
-
-    `confirmed`: rows by number with the results of real runs. `shown`: reference → option → its value there."""
+def rows(
+    spec: TuningStudySpec, lines: Sequence[Line], shown: Mapping[str, Mapping[str, str]] | None = None
+) -> list[list[str]]:
+    """Return the table: its head, and one row of cells for each line. The options come first. `shown`: reference → option → its value there."""
     computed = _computed_columns(spec, lines)
     head = [
         *(o.key for o in spec.options),
@@ -82,20 +77,40 @@ def markdown(
         *(f"{name} (computed)" for name in computed),
         "",
     ]
-    cells = []
+    found = [head]
     for line in lines:
         row = [*_options(spec, line, shown or {}), line.verdict or DASH, *line.texts]
-        row += [*(_computed(line, name) for name in computed), _marks(line)]
-        cells.append([f"**{c}**" if line.best and c else c for c in row])
-    text = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells]]
-    for part in (
+        found.append([*row, *(_computed(line, name) for name in computed), _marks(line)])
+    return found
+
+
+def sentences(
+    spec: TuningStudySpec, lines: Sequence[Line], confirmed: Mapping[int, Line] | None = None
+) -> str:
+    """Return what follows the table: the answer, the costs, why rows fail, and the results of real runs. `confirmed`: rows by number with
+    those results."""
+    parts = (
         conclusion(spec, lines),
         _cost_lines(lines),
         _failures(lines),
         _confirmations(spec, lines, confirmed or {}),
-    ):
-        text += ["", *(f"- {sentence}" for sentence in part)] if part else []
-    return "\n".join(text)
+    )
+    return "\n\n".join("\n".join(f"- {one}" for one in part) for part in parts if part)
+
+
+def markdown(
+    spec: TuningStudySpec,
+    lines: Sequence[Line],
+    confirmed: Mapping[int, Line] | None = None,
+    shown: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
+    """Return the table, the best row bold, and the sentences."""
+    head, *cells = rows(spec, lines, shown)
+    bold = [
+        [f"**{c}**" if line.best and c else c for c in row] for line, row in zip(lines, cells, strict=True)
+    ]
+    text = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *bold]]
+    return "\n".join([*text, "", sentences(spec, lines, confirmed)]).rstrip()
 
 
 def _options(spec: TuningStudySpec, line: Line, shown: Mapping[str, Mapping[str, str]]) -> list[str]:

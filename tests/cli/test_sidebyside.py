@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.cli.running import print_verdict
-from testbed_runtime.cli.tables import side_by_side
+from testbed_runtime.cli.tables import fitting, side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.runner.engine import RunResult
 
@@ -70,3 +70,20 @@ def test_a_run_of_several_variants_ends_with_the_table(
     found = [line for line in lines[2:-1] if line]
     expected = [f"  {line}" for line in (*side_by_side(table("a", "b")), "b against a: indistinguishable")]
     assert found == (expected if shown else [])
+
+
+def test_columns_that_do_not_fit_follow_below_the_first_ones():
+    """The first ones tell which row it is. A column that is wider than the terminal stands alone."""
+    columns = [
+        ["key", "1 s"],
+        ["other", "on"],
+        ["verdict", "Pass"],
+        ["recovery.total", "2.0"],
+        ["x" * 40, "1"],
+    ]
+    assert fitting(columns, 30, repeated=2) == [
+        "key  other  verdict", "1 s  on     Pass",
+        "key  other  recovery.total", "1 s  on     2.0",
+        f"key  other  {'x' * 40}", "1 s  on     1",
+    ]  # fmt: skip
+    assert len(fitting(columns, 0, repeated=2)) == 2

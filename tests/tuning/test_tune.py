@@ -55,7 +55,7 @@ def test_a_small_study_runs_to_its_table_and_names_the_best_row(tmp_path: Path, 
     output = tune("tests.warm_spark", str(file), *options, cwd=ROOT)
     assert f"best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in output
     table = (tmp_path / "runs" / "backoff.study.md").read_text()
-    assert table in output
+    assert table.partition("\n\n")[2].strip() in output
     assert f"| **{LARGE_BACKOFF}** | **Pass** |" in table
     assert table.count("| Fail |") == len(values) - 1
 
@@ -75,9 +75,11 @@ def test_a_study_is_searched_in_virtual_time(tmp_path: Path):
     out = tmp_path / "runs"
     options = ["--out", str(out), "--jobs", "2"]
     output = tune("testbed_runtime.cli.main", str(prepared(tmp_path)), *options, cwd=tmp_path)
-    assert f"| **{LARGE_BACKOFF}** | **Pass** |" in output
+    assert f"| **{LARGE_BACKOFF}** | **Pass** |" in (out / "backoff.study.md").read_text()
+    rows = [line.split() for line in output.splitlines()]
+    assert [*LARGE_BACKOFF.split(), "Pass"] in [row[: len(LARGE_BACKOFF.split()) + 1] for row in rows]
     assert f"- best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}" in output
-    assert "| Flink's defaults, front |" in output
+    assert any(line.endswith("Flink's defaults, front") for line in output.splitlines())
     assert (
         "request-backoff.max=400 ms: Fail: late-producer (fault `late`): job.state equals RUNNING" in output
     )
