@@ -109,11 +109,11 @@ _YAML_FIXES = {
 }
 """Parts of the parser's messages about common mistakes, each with what to do."""
 _OPENED = {
-    "while parsing a flow mapping": "{",
-    "while parsing a flow sequence": "[",
-    "while scanning a quoted scalar": "quote",
+    "while parsing a flow mapping": "put commas between the entries, and close the {",
+    "while parsing a flow sequence": "put commas between the entries, and close the [",
+    "while scanning a quoted scalar": "close the quote",
 }
-"""Contexts of the parser → the character that may not be closed."""
+"""Contexts of the parser → what to do about what opens there."""
 
 
 @contextmanager
@@ -126,8 +126,9 @@ def _not_yaml(where: str) -> Iterator[None]:
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = error.problem or error.context or ""
         hint = next((fix for part, fix in _YAML_FIXES.items() if part in problem), "")
-        if error.context_mark and (opened := _OPENED.get(error.context or "")):
-            hint = f"close the {opened} that opens in line {error.context_mark.line + 1}"
+        opened = _OPENED.get(error.context or "")
+        if opened and error.context_mark and not hint:
+            hint = f"{opened} that opens in line {error.context_mark.line + 1}"
         raise UserError(where, f"is not YAML{line}: {problem}", hint) from None
     except RecursionError:
         raise UserError(where, "is nested too deeply") from None

@@ -21,6 +21,8 @@ from testbed_runtime.core.processmemory import PROCESS, SEGMENT, segment_problem
 from testbed_runtime.core.values import java_double, parse_memory
 from testbed_runtime.core.versions import LATEST, number
 
+PLAIN = "Flink configuration"
+"""The kind of a file that Flink itself reads."""
 DEPLOYMENT = "FlinkDeployment"
 DEPLOYED = (DEPLOYMENT, "FlinkSessionJob")
 """Kinds of the operator with options."""
@@ -102,6 +104,8 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
     def not_read_by(self, version: str, file: str) -> str:
         """Return the warning that this version of Flink does not read a file of this name; empty if it does."""
         standard, legacy = FILES
+        if self.kind != PLAIN:
+            return ""
         if self.legacy and file == legacy and number(version) > number(LAST_LEGACY):
             return f"Flink {version} reads {standard} instead of {legacy} (Flink's bin/migrate-config-file.sh converts it)"
         if not self.legacy and file == standard and number(version) < number(FIRST_STANDARD):
@@ -261,9 +265,10 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
                 in_millis = BY_KEY[canonical].in_millis(version)
                 usable[key] = options.text(canonical) if in_millis else options.shown(canonical)
     together = Options(usable, flink_version=version)
-    contradictions = tuple(judge_together(together, PATH))
-    if problem := segment_problem(together):
-        contradictions += (UserError(f"{PATH}[{SEGMENT}]", problem),)
+    problem = segment_problem(together)
+    contradictions = (
+        (UserError(f"{PATH}[{SEGMENT}]", problem),) if problem else tuple(judge_together(together, PATH))
+    )
     if not contradictions:
         collected.warnings += doubts_together(together, PATH)
     return ConfFindings(
@@ -301,7 +306,7 @@ def _plain(
 ) -> FlinkConf:
     values = {key: value for key, (value, _) in options.items()}
     return FlinkConf(
-        kind="Flink configuration",
+        kind=PLAIN,
         options=values,
         lines={key: line for key, (_, line) in options.items()},
         legacy=legacy,

@@ -129,7 +129,7 @@ def judge_key(
             option = BY_KEY[judgement.canonical]
             doubt = "" if found else value_doubt(option, value, version, written=key)
             if doubt and flink_reads and option.in_millis(version) and is_read(key, version):
-                collected.errors.append(UserError(where, f"Flink does not start: {doubt}"))
+                collected.errors.append(UserError(where, f"Flink does not accept it: {doubt}"))
             elif doubt:
                 collected.warnings.append(f"{where}: {doubt}")
             if judgement.canonical in written:
@@ -187,7 +187,7 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
     if options.duration("pekko.ask.timeout") <= 0:
         where = f"{path}[{options.name_of('pekko.ask.timeout')}]"
-        problem = "Flink's components send no RPC with a timeout of 0, so no TaskManager registers"
+        problem = "must be greater than 0: Flink's components send no RPC without time for the answer"
         yield UserError(where, problem, "the default is 10 s")
 
 

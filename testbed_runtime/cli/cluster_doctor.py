@@ -133,7 +133,7 @@ async def _operator(api: Api) -> Finding:
 
 async def _acting(api: Api, deployment: Mapping[str, Any]) -> Finding:
     """Check that the operator that serves the namespace has rights there. A cluster-wide operator with `rbac.testbedNamespaces` may only be
-    allowed to watch. The Roles of a limited one were deleted with the namespace if it was recreated."""
+    allowed to watch. A recreated namespace lacks the Roles of an operator that is limited to namespaces."""
     found = _full(deployment)
     acts = await _permitted(_may_act(api, deployment), None)
     if acts is None:

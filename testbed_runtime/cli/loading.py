@@ -159,7 +159,7 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise UserError(str(path), "is a folder", "name a file") from None
     except UnicodeDecodeError:
-        raise UserError(str(path), *_NO_JAR if path.suffix == ".jar" else _NO_TEXT) from None
+        raise UserError(str(path), *_NO_JAR if path.suffix.lower() == ".jar" else _NO_TEXT) from None
     except PermissionError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from None
 

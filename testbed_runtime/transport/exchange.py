@@ -97,7 +97,7 @@ class _Meter:
         self._by_receiver: dict[InputChannelID, SubpartitionReport] = {}
         self.watermark_types: deque[DataType] = deque()
         self.on_frame: Callable[[], None] | None = None
-        """Called for each frame, except for requests and credit, which need no answer before."""
+        """Called for each frame, except for requests and credit, which the consumer sends before any answer."""
 
     def seen(self, side: str, link: str, frame: Frame) -> None:
         del side, link

@@ -336,8 +336,8 @@ def test_another_scheduler_is_a_warning():
         ({"heartbeat.timeout": "5 s", "heartbeat.interval": "6 s"}, "Flink does not start: The heartbeat timeout"),
         ({"taskmanager.memory.process.size": "600 mb"}, "TaskManager memory configuration failed"),
         ({"akka.ask.timeout": "5 s", "pekko.ask.timeout": "5 s"}, "is the same option as akka.ask.timeout"),
-        ({"pekko.ask.timeout": "0 ms"}, "send no RPC with a timeout of 0, so no TaskManager registers"),
-        ({"taskmanager.network.request-backoff.max": "3 s"}, "Flink does not start: Flink reads whole milliseconds here"),
+        ({"pekko.ask.timeout": "0 ms"}, "must be greater than 0: Flink's components send no RPC without time for the answer"),
+        ({"taskmanager.network.request-backoff.max": "3 s"}, "Flink does not accept it: Flink reads whole milliseconds here"),
         ({"taskmanager.memory.segment-size": "5000 b"}, "Flink does not start with 5000 bytes"),
     ],
 )  # fmt: skip
@@ -363,7 +363,7 @@ def test_mistakes_are_errors_that_name_the_option(options, text):
 def test_a_unit_is_an_error_in_the_versions_that_read_the_key_in_whole_milliseconds(key, version, is_error):
     """A removed key and one of a later version are not read, so they do not stop Flink."""
     found = flinkconf.judge_options(flinkconf.FlinkConf(kind="", options={key: "50 s"}, lines={}), version)
-    assert ["does not start" in str(error) for error in found.errors] == [True] * is_error
+    assert ["does not accept it" in str(error) for error in found.errors] == [True] * is_error
 
 
 def test_settings_of_another_restart_strategy_are_a_warning():

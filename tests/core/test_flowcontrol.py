@@ -113,7 +113,7 @@ def test_a_rate_limiter_frees_what_it_grants_only_when_it_is_spent():
     assert limiter.next_time(1.1) == 1.1
 
 
-def test_a_rate_limiter_grants_what_is_not_used():
+def test_a_rate_limiter_saves_up_no_more_than_a_burst():
     """1000 records/s: 10 after 10 ms; after 10 s of rest not more than the 50 of a burst of 50 ms."""
     limiter = RateLimiter(1000.0)
     assert limiter.grant(0.0, 100) == 0

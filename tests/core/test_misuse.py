@@ -25,8 +25,20 @@ from testbed_runtime.core.exchange.blocking import ResultFile
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.debloat import BufferSizeEMA
-from testbed_runtime.core.exchange.events import AlignmentType, EndOfSuperstep, data_type_of, encode_event
-from testbed_runtime.core.exchange.frames import DataType, ErrorResponse, PartitionRequest, ResumeConsumption
+from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    EndOfPartition,
+    EndOfSuperstep,
+    data_type_of,
+    encode_event,
+)
+from testbed_runtime.core.exchange.frames import (
+    BufferResponse,
+    DataType,
+    ErrorResponse,
+    PartitionRequest,
+    ResumeConsumption,
+)
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.exchange.memory import Buffer
@@ -352,3 +364,16 @@ def test_the_reader_of_a_channel_that_was_released_with_data_is_cancelled():
     consumer.channel(0).release()
     with pytest.raises(FlinkError, match="Queried for a buffer after channel has been released"):
         consumer.gate.poll()
+
+
+def test_a_channel_that_has_ended_is_not_read_again():
+    """A peer that sends data after its END_OF_PARTITION, and a channel that reports it, change nothing."""
+    consumer = Consumer(channels=2)
+    consumer.connect()
+    end = EndOfPartition()
+    deliver(consumer.client, BufferResponse(receiver_id(0), 0, 0, 0, data_type_of(end), encode_event(end)))
+    deliver(consumer.client, data_frame(0, 1, 0))
+    assert consumer.gate.poll() == (0, end)
+    assert consumer.gate.poll() is None
+    consumer.gate.on_channel_ready(0, priority=False)
+    assert consumer.gate.poll() is None

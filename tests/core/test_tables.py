@@ -8,7 +8,6 @@ from testbed_runtime.core import values
 from testbed_runtime.core.errors import UserError, first_line
 from testbed_runtime.core.exchange import backpressure, frames, records, sizing, tls
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.faults.kinds import FAMILIES, KINDS
 from testbed_runtime.core.faults.links import (
     any_matches,
     channel_id,
@@ -21,7 +20,6 @@ from testbed_runtime.core.faults.links import (
     split_link,
 )
 from testbed_runtime.core.faults.retransmission import connects_at, resumes_at
-from testbed_runtime.core.faults.vocabulary import Type
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.ids import InputChannelID, TaskManagerID, is_task_manager, ordinal_of, role_of
 from testbed_runtime.core.job import checkpoints, keygroups, leaderelection, restart, statememory
@@ -73,51 +71,6 @@ def test_a_large_job_is_sampled_more_rarely(
     """Up to 128 subtasks as in real processes, then in steps up to 2 s. Channels once for each 128 subtasks that have begun."""
     assert sampling_of(subtasks) == Sampling(sample_s, every)
     assert sampling_of(subtasks).channels_s == channels_s
-
-
-def test_the_kinds_of_faults_differ_in_what_they_hold() -> None:
-    """A ping is unanswered if nothing passes while connections stay open, bytes are lost only behind a partition, and faults outside
-    of a process survive its restart."""
-    assert {name for name, kind in KINDS.items() if kind.silent} == {
-        "network.half-open", "network.partition", "network.stall"
-    }  # fmt: skip
-    assert {name for name, kind in KINDS.items() if kind.loses} == {"network.partition"}
-    outside = {name for name, kind in KINDS.items() if not kind.in_process}
-    assert outside == {name for name in KINDS if name.startswith("network.")} | {
-        "process.kill",
-        "jobmanager.kill",
-    }
-
-
-def test_the_families_of_faults_differ_in_what_they_hit() -> None:
-    """Only links have two ends, the JobManager has no part in the exchange, and a store, a registration or a frame ends no
-    TaskManager."""
-    assert {name for name, family in FAMILIES.items() if family.links} == {"network", "frames"}
-    assert {name for name, family in FAMILIES.items() if family.exchange} == {"frames", "registration"}
-    assert {name for name, family in FAMILIES.items() if family.jobmanager_only} == {"jobmanager"}
-    assert {name for name, family in FAMILIES.items() if not family.moves_tasks} == {
-        "frames",
-        "registration",
-        "store",
-    }
-
-
-def test_the_whole_numbers_of_faults_have_limits() -> None:
-    """Shares are percentages; a share of 0 would be no fault, except for a correlation."""
-    found = {
-        (kind.name, p.name): (p.low, p.high)
-        for kind in KINDS.values()
-        for p in kind.parameters
-        if p.type is Type.INTEGER
-    }
-    shares = {key: limits for key, limits in found.items() if key[1] in ("percent", "correlation")}
-    assert set(shares.values()) == {(1, 100), (0, 100)}
-    assert [key for key, limits in shares.items() if limits[0] == 0] == [("network.latency", "correlation")]
-    assert {key: limits for key, limits in found.items() if key not in shares} == {
-        ("network.loss", "burst"): (1, 1000),
-        ("network.bandwidth", "bytes_per_second"): (1, 2**40),
-        ("registration.delay", "attempts"): (1, 1000),
-    }
 
 
 def test_lost_bytes_and_handshakes_are_repeated_at_linuxs_times() -> None:

@@ -88,15 +88,22 @@ def test_a_channel_that_ends_before_any_barrier_starts_nothing() -> None:
     assert handler.on_barrier(0, limited(), 0.05) == [Trigger(limited().with_unaligned_supported(), pytest.approx(0.03)), Resume(0)]  # fmt: skip
 
 
-@pytest.mark.parametrize("handler", [AlignedBarrierHandler(2), BarrierTracker(2)], ids=["aligned", "tracker"])
-def test_without_unaligned_checkpoints_nothing_is_announced_or_late(
-    handler: AlignedBarrierHandler | BarrierTracker,
-) -> None:
-    """The barrier itself follows, and no timeout turns the checkpoint into an unaligned one."""
-    assert handler.on_announcement(0, 1, barrier(1), 0.0) == []
-    assert not handler.is_pending
+def test_a_tracker_ignores_announcements() -> None:
+    """The barrier itself follows."""
+    tracker = BarrierTracker(2)
+    assert tracker.on_announcement(0, 1, barrier(1), 0.0) == []
+    assert not tracker.is_pending
+    assert (tracker.deadline, tracker.on_time(99.0)) == (None, [])
+    assert tracker.on_barrier(0, barrier(1), 1.0) == []
+    assert tracker.is_pending
+
+
+def test_an_announcement_begins_an_aligned_checkpoint_which_subsumes_the_one_before() -> None:
+    """As in Flink's SingleCheckpointBarrierHandler. No timeout turns the checkpoint into an unaligned one."""
+    handler = AlignedBarrierHandler(2)
+    assert handler.on_barrier(0, barrier(1), 0.0) == []
+    assert handler.on_announcement(0, 2, barrier(2), 1.0) == [Abort(1, SUBSUMED), Resume(0)]
     assert (handler.deadline, handler.on_time(99.0)) == (None, [])
-    assert handler.on_barrier(0, barrier(1), 1.0) == []
     assert handler.is_pending
 
 

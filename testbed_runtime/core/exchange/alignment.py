@@ -213,6 +213,15 @@ class AlignedBarrierHandler(BarrierHandler):
         """Channels whose producers are blocked."""
         return tuple(self._blocked)
 
+    def on_announcement(
+        self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
+    ) -> list[Effect]:
+        """Begin the checkpoint of a barrier that is queued behind data of this channel."""
+        effects = self._begin(barrier, now)
+        if not self._is_stale(barrier.checkpoint_id):
+            effects += self._announce(channel, sequence, now)
+        return effects
+
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         if self._is_stale(barrier.checkpoint_id):
             return [] if barrier.alignment is AlignmentType.UNALIGNED else [Resume(channel)]
@@ -260,6 +269,10 @@ class AlignedBarrierHandler(BarrierHandler):
         return self._abort(checkpoint_id, OVERWRITTEN)
 
     # ---- in the pending checkpoint
+
+    def _announce(self, channel: int, sequence: int, now: float) -> list[Effect]:
+        del channel, sequence, now
+        return []
 
     def _block(self, channel: int) -> None:
         if not self._triggered:
@@ -346,18 +359,6 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         effects = self._turn_unaligned(self._barrier, now)
         return effects + self._collect(now) if self._collecting else effects
 
-    def on_announcement(
-        self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
-    ) -> list[Effect]:
-        """Begin the checkpoint of a barrier that is queued behind data of this channel."""
-        effects = self._begin(barrier, now)
-        if self._is_stale(barrier.checkpoint_id):
-            return effects
-        if self._unaligned:
-            return [*effects, Prioritize(channel, sequence)]
-        self._announced[channel] = sequence
-        return effects + self.on_time(now)
-
     def _begin(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         before = self._current
         effects = super()._begin(barrier, now)
@@ -385,6 +386,12 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         if channel not in self._aligned:
             self._arrived.append(channel)
         super()._mark(channel, now)
+
+    def _announce(self, channel: int, sequence: int, now: float) -> list[Effect]:
+        if self._unaligned:
+            return [Prioritize(channel, sequence)]
+        self._announced[channel] = sequence
+        return self.on_time(now)
 
     def _receive(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         """Block the channel of an aligned barrier. The last barrier completes the alignment even if that barrier is too old."""

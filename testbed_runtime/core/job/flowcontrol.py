@@ -17,7 +17,7 @@ from msgspec import Struct
 from testbed_runtime.core.options import Options
 
 PROPORTIONAL, INTEGRAL, MIN_RATE = 1.0, 0.2, 100.0
-"""Spark's defaults (spark.streaming.backpressure.pid.*). That of the derivative is 0."""
+"""Spark's defaults (spark.streaming.backpressure.pid.*). Spark's derivative term is 0 by default, so it is left out."""
 HIGH_WATERMARK, LOW_WATERMARK = 0.9, 0.4
 """Storm's defaults (backpressure.disruptor.high.watermark and low.watermark)."""
 UNLIMITED = -1.0

@@ -30,7 +30,7 @@ def slots_of_groups(vertices: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Map each slot sharing group to the slots that it needs: its largest parallelism. Takes the group and the parallelism of each vertex."""
     largest: dict[str, int] = {}
     for group, parallelism in vertices:
-        largest[group] = max(largest.get(group, parallelism), parallelism)
+        largest[group] = max(largest.get(group, 0), parallelism)
     return largest
 
 
