@@ -9,7 +9,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, versioned
+from testbed_runtime.core.documents import (
+    METRICS_FILE,
+    RECOVERY_FILE,
+    TIMESERIES_FILE,
+    VERDICT_FILE,
+    versioned,
+)
 from testbed_runtime.core.errors import HeadgateError, UserError, first_line
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS, METRICS
 from testbed_runtime.core.judgement.recovery import ROUNDING_S, TrialRecovery
@@ -25,7 +31,8 @@ _ROW = msgspec.defstruct(
 def read_rows(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Read the metrics.json of the run with this manifest. Raises HeadgateError when it is missing, damaged, or of another run."""
     if not (folder / METRICS_FILE).exists():
-        raise HeadgateError(f"{folder} has no {METRICS_FILE}: run `headgate evaluate {folder}` first")
+        why = f"it ended before a trial could be judged ({VERDICT_FILE} says why), or `headgate evaluate {folder}` has not run"
+        raise HeadgateError(f"{folder} has no {METRICS_FILE}: {why}")
     found: list[dict[str, Any]]
     found, _ = _result(folder, METRICS_FILE, list[_ROW], [])  # type: ignore[valid-type]
     if problem := _impossible(found, manifest):

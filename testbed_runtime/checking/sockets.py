@@ -76,6 +76,7 @@ def _push_back(
     )
     lasted = (sent[-1][0] - sent[0][0]) / NS if sent else 0.0
     limited = (sent[-1][1]["limited_s"] - sent[0][1]["limited_s"]) / lasted if lasted else 0.0
+    limited = min(1.0, limited)  # the counter is read a little later than the clock
     seen = [(name, at) for name, at in zip(STEPS, found, strict=True) if at is not None]
     steps = tuple((name, (at[0] - since) / NS) for name, at in seen)
     return PushBack(link, steps, limited, max((s["probes"] for _, s in sent), default=0))

@@ -10,7 +10,7 @@ from testbed_runtime.core.judgement.quantities import counted
 
 GAP = "  "
 MANY_GROUPS = 8
-"""The most groups that are columns. Of the names of runs, three fit beside each other, so more groups than these would be many blocks."""
+"""Above this number, groups become rows: only about three names of runs fit side by side."""
 OUTPUT_WIDTH = 120
 """Width of output that does not go to a terminal, such as the log of a CI job."""
 

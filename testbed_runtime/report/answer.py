@@ -94,8 +94,8 @@ def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, Trial
 
 
 def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[str]:
-    """Return which wait cost each second of a run's recoveries; empty without any."""
-    return [line for answer in answers(entries, recoveries) for line in answer.lines()]
+    """Return which wait cost each second of a run's recoveries; empty without any. A wait may be close to its limit in several of them."""
+    return list(dict.fromkeys(line for answer in answers(entries, recoveries) for line in answer.lines()))
 
 
 def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:

@@ -135,7 +135,7 @@ class TrialRun:
                 raise
             self.outcome.voided = self.outcome.voided or self._disrupted
         finally:
-            self.outcome.spans = self._spans(loop.time())
+            self.outcome.spans = self._schedule.spans_until(loop.time())
             self.outcome.job_state = self._status.state
         await self.heal_all()
         await self._measure_residue()
@@ -149,13 +149,6 @@ class TrialRun:
             if not self.outcome.voided:
                 raise
             self._report(f"residue was not measured: {error}")
-
-    def _spans(self, now: float) -> tuple[timeline.PhaseSpan, ...]:
-        done = self._schedule.spans
-        if self._schedule.phase in ("", "end"):
-            return done
-        start = done[-1].end if done else now
-        return (*done, timeline.PhaseSpan(self._schedule.phase, start, now))
 
     async def _wait_running(self, limit: StartLimit) -> None:
         loop = asyncio.get_running_loop()

@@ -32,7 +32,7 @@ class Row(Struct, frozen=True):
     """`Default` (Flink's defaults) or `Current` (the unchanged scenarios) for a row that is not part of the grid, or that has the
     same values."""
     varied: tuple[str, ...] = ()
-    """The options that differ between the rows of the grid. They are enough to name a row; none: all are needed."""
+    """The options that differ between the rows of the grid. They are enough to name a row. If it is empty, all are needed."""
 
     @property
     def in_grid(self) -> bool:

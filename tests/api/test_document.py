@@ -47,7 +47,10 @@ def test_empty_documents_beside_the_one_are_ignored(text):
     ("text", "words"),
     [
         ("a: [1", "is not YAML in line"),
-        ("a: 1\nb: {c: 1\nd: {e: 2}\n", "(put commas between the entries, and close the { that opens in line 2)"),
+        (
+            "a: 1\nb: {c: 1\nd: {e: 2}\n",
+            "(put commas between the entries, and close the { that opens in line 2)",
+        ),
         ("a: 1\nb: [c: 1\nd: 2\n", "(put commas between the entries, and close the [ that opens in line 2)"),
         ("a: 1\nb: 'c\nd: 2\n", "(close the quote that opens in line 2)"),
         (

@@ -106,6 +106,10 @@ def test_an_earlier_attempt_is_not_sampled_long_after_a_later_one_has_begun(t: f
     damage = [text for text in found(changes) if "column attempt" in text]
     expected = "tasks.parquet, column attempt, row 3: is 0, but a-0 had been sampled in attempt 1 for 1.0 s"
     assert damage == ([expected] if is_damaged else [])
+    changes[15] = [wait("deployment", what="a-0", attempt=0, outcome="expired")]
+    assert not [text for text in found(changes) if "column attempt" in text], (
+        "it may begin after its deployment expired"
+    )
 
 
 def test_one_row_of_a_table_is_enough():

@@ -106,6 +106,9 @@ def test_a_step_that_was_not_seen_is_missing(history: Any):
     sample(built, 3.4, "producer", peer_window=0, probes=1, limited_s=0.5)
     (found,) = push_backs(built.trial())
     assert (dict(found.steps)["window 0"], found.limited, found.probes) == (pytest.approx(0.4), 0.0, 1)
+    sample(built, 3.5, "producer", peer_window=0, probes=1, limited_s=0.61)
+    (found,) = push_backs(built.trial())
+    assert found.limited == 1.0, "the kernel read its counter a little later than the sampler its clock"
 
 
 def test_queues_are_full_from_95_percent_of_what_they_had_at_the_next_step(history: Any):

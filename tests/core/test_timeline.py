@@ -14,6 +14,7 @@ from testbed_runtime.core.trial.timeline import (
     RENEW,
     SUBMIT,
     Action,
+    PhaseSpan,
     Timeline,
 )
 
@@ -115,6 +116,14 @@ def test_cutting_short_heals_what_is_active_and_injects_nothing_more():
     assert timeline.next_time is None
     assert timeline.cut_short(9.0) == []
     assert timeline.drained(9.5) == [Action(ENTER, "end", 9.5)]
+
+
+def test_a_trial_that_failed_ends_the_phase_that_is_in_progress():
+    """Its deployment, if the job never ran."""
+    timeline = schedule()
+    assert timeline.spans_until(5.0) == ()
+    timeline.begin(10.0)
+    assert timeline.spans_until(72.5) == (PhaseSpan("deploy", 10.0, 72.5),)
 
 
 def test_the_spans_say_when_phases_really_were():

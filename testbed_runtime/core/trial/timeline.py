@@ -154,6 +154,11 @@ class Timeline:
         """The completed phases in order, with their actual start and end."""
         return tuple(self._spans)
 
+    def spans_until(self, now: float) -> tuple[PhaseSpan, ...]:
+        """The completed phases, and the one that is in progress."""
+        open_phase = self.phase not in ("", "end")
+        return (*self.spans, PhaseSpan(self.phase, self._entered_at, now)) if open_phase else self.spans
+
     def remaining(self, now: float) -> float | None:
         """Return the seconds until the drain; None before the job runs."""
         return None if self._end_at is None else max(0.0, self._end_at - now)

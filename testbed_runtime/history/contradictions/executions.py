@@ -82,19 +82,22 @@ def _attempts(trial: Trial, deployed: Deployed, name: str) -> Iterator[Damage]:
 
 
 def _older(trial: Trial) -> Iterator[Damage]:
-    """Yield a sample of an attempt that its TaskManager took long after those of a later attempt of the task had begun."""
+    """Yield a sample of an attempt that its TaskManager took long after those of a later attempt of the task had begun. An attempt whose
+    deployment expired may still begin at a busy TaskManager, and run beside the next one."""
+    expired = [r for _, r in waits_of(trial, "deployment") if r["outcome"] == Outcome.EXPIRED]
+    late = grouped((r["what"], r["attempt"]) for r in expired)
     table = trial.table("tasks")
     owned = Owned.of(numbered([table], ("process", "task")), ints(table, "seq"))
     attempt, t_ns = ints(table, "attempt")[owned.order], ints(table, "t_ns")[owned.order]
     for start, size in zip(owned.starts.tolist(), owned.sizes.tolist(), strict=True):
         mine, times = attempt[start : start + size], t_ns[start : start + size]
+        task = table.column("task")[int(owned.order[start])].as_py()
         newest = np.maximum.accumulate(mine)
         since = times[np.searchsorted(newest, newest)]
-        for at in first_true((mine < newest) & (times - since > TOLERANCE_NS)):
-            row = int(owned.order[start + at])
-            task = table.column("task")[row].as_py()
+        older = (mine < newest) & ~np.isin(mine, late.get(task, ()))
+        for at in first_true(older & (times - since > TOLERANCE_NS)):
             problem = f"is {mine[at]}, but {task} had been sampled in attempt {newest[at]} for {(times[at] - since[at]) / NS:.1f} s"
-            yield Damage("tasks", "attempt", row, problem)
+            yield Damage("tasks", "attempt", int(owned.order[start + at]), problem)
 
 
 def _never(task: str, attempt: int) -> str:
