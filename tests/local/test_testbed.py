@@ -10,7 +10,6 @@ import sys
 
 import pyarrow.parquet as pq
 import pytest
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.api.compile import compile_testbed
@@ -24,6 +23,7 @@ from testbed_runtime.history.reader import read_trial
 from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
+from testbed_runtime.runner.manifest import job_entry
 from tests.local.helpers import descendants_with
 from tests.transport.encrypted import first_bytes
 from tests.waiting import until
@@ -150,7 +150,7 @@ async def test_a_job_runs_with_tls_between_its_taskmanagers(tmp_path, marker, cr
         history = read_trial(await testbed.finish_history())
     finally:
         await host.dispose(CONTEXT)
-    found = check_delivery(history, {"drained": True, "job": to_builtins(plan.job)})
+    found = check_delivery(history, {"drained": True, "job": job_entry(plan)})
     assert (found.lost, found.duplicated, found.reason) == (0, 0, "")
     assert not file.exists()
 
@@ -169,10 +169,10 @@ async def test_a_job_starts_from_the_checkpoint_that_another_one_has_kept(tmp_pa
     """At another parallelism: the source goes on after the last record, and every key keeps its count."""
     first, _ = await _run_and_drain(tmp_path / "first", 2, {})
     kept = tmp_path / "first" / "files" / CONTEXT.trial
-    second, job = await _run_and_drain(tmp_path / "second", 3, {STATE_RECOVERY: str(kept)})
+    second, plan = await _run_and_drain(tmp_path / "second", 3, {STATE_RECOVERY: str(kept)})
     before, after = source_ends(first)["source-0"], source_ends(second)["source-0"]
     assert 0 < before < after
-    found = check_delivery(second, {"drained": True, "job": to_builtins(job)})
+    found = check_delivery(second, {"drained": True, "job": job_entry(plan)})
     assert (found.lost, found.duplicated, found.reason, found.committed) == (0, 0, "", after - before)
     _, counts = await restored_state(tmp_path / "second" / "files" / CONTEXT.trial, 0, 0)
     assert [one.subtask for one in counts] == ["count-0", "count-1", "count-2"]
@@ -181,7 +181,7 @@ async def test_a_job_starts_from_the_checkpoint_that_another_one_has_kept(tmp_pa
 
 
 async def _run_and_drain(folder, parallelism: int, configuration: dict[str, str]):
-    """Run a job until it has taken a checkpoint, and drain it. Return its history and its graph."""
+    """Run a job until it has taken a checkpoint, and drain it. Return its history and its plan."""
     source = {k: v for k, v in SPEC["job"]["vertices"][0].items() if k != "slotSharingGroup"}
     count = {"name": "count", "parallelism": parallelism, "operator": "keyed-count"}
     edges = [{"from": "source", "to": "count"}, {"from": "count", "to": "sink"}]
@@ -200,7 +200,7 @@ async def _run_and_drain(folder, parallelism: int, configuration: dict[str, str]
         while not (await running(testbed)).completed_checkpoints:
             await asyncio.sleep(0.05)
         assert await testbed.stop_job(timeout_s=20)
-        return read_trial(await testbed.finish_history()), plan.job
+        return read_trial(await testbed.finish_history()), plan
     finally:
         await host.dispose(CONTEXT)
 
