@@ -20,7 +20,8 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.schema import Trial, arrow_schema
 from tests.evaluation.oracle import GOODPUT, LAG, QUANTILES, STALL, Oracle
 from tests.evaluation.rewritten import rewrite
-from tests.simulation.test_known_answers import CASES, answer
+from tests.simulation.knownanswers import answer
+from tests.simulation.test_known_answers import CASES
 
 PHASES = ("baseline", "fault", "observation", "")
 Rows = dict[tuple[str, str, float | None], dict[str, Any]]

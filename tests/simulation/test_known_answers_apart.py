@@ -12,22 +12,27 @@ import pytest
 
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.report.answer import savings
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
+    DELAY,
     HEARTBEAT,
     JOBMANAGER,
     KILL,
     NO_SPARE,
+    PAUSE,
     QUICK,
     REACHABILITY,
+    REGIONS,
     SINK,
     SOURCE,
     TOLERANCE_S,
     Case,
     fault,
+    of_case,
+    of_region,
+    regions,
+    taskmanager,
 )
-from tests.simulation.test_known_answers_partial import REGIONS, of_case, of_region, regions
-from tests.simulation.test_known_answers_several import DELAY, PAUSE, taskmanager
 
 pytestmark = pytest.mark.virtual
 

@@ -11,8 +11,7 @@ import pytest
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.core.waits import Outcome, Wait
-from tests.simulation.simulating import Ran, run_one
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     DETECTION_S,
     KILL,
     QUICK,
@@ -25,6 +24,7 @@ from tests.simulation.test_known_answers import (
     document,
     fault,
 )
+from tests.simulation.simulating import Ran, run_one
 
 pytestmark = pytest.mark.virtual
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from testbed_runtime.core.judgement.recovery import Recovery
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
+    DELAY,
     DETECTION_S,
     HEARTBEAT,
     KILL,
@@ -22,12 +23,12 @@ from tests.simulation.test_known_answers import (
     TOLERANCE_S,
     Case,
     answer,
+    answered,
     check_answer,
     check_sums,
     document,
     fault,
 )
-from tests.simulation.test_known_answers_partial import answered
 
 pytestmark = pytest.mark.virtual
 
@@ -71,7 +72,7 @@ def test_a_fault_on_the_exchange_owns_the_seconds_before_a_loss(
 ):
     """It silences no heartbeats. They are missing since the kill, half a second later."""
     kill = fault("kill", "1 s", target, **KILL, **LATER)
-    options = {**QUICK, "restart-strategy.fixed-delay.delay": "1 s"}
+    options = {**QUICK, DELAY: "1 s"}
     found = recovery(Case("before", [first, kill], "", 0.0, options=options, observation="40 s"), tmp_path)
     first_round = [s for s in found.rounds[0].segments if s.seconds > TOLERANCE_S]
     assert (first_round[0].fault, first_round[1].option) == (first["name"], REACHABILITY)

@@ -10,14 +10,15 @@ import pytest
 
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from tests.simulation.simulating import run_document
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
+    DELAY,
     FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
     KILL,
     NO_SPARE,
+    PAUSE,
     QUICK,
     SINK,
     SLOT,
@@ -30,6 +31,7 @@ from tests.simulation.test_known_answers import (
     document,
     fault,
 )
+from tests.simulation.simulating import run_document
 
 pytestmark = pytest.mark.virtual
 
@@ -156,9 +158,8 @@ def test_the_last_records_of_a_slow_network_arrive_after_the_fault(tmp_path: Pat
     assert not [p.words for p in found.prices if p.words.startswith("spare capacity") and p.seconds > 0.2]
 
 
-GC = {"process": {"pause": {}}}
 SPARE_PAUSED = [
-    fault("gc", "6 s", {"taskManagers": {"names": ["tm-4"]}}, **GC),
+    fault("gc", "6 s", {"taskManagers": {"names": ["tm-4"]}}, **PAUSE),
     fault("kill", "1 s", SINK, at="1 s", **KILL),
 ]
 KILLS = [fault("a", "1 s", SINK, **KILL), fault("b", "1 s", SINK, at="14 s", **KILL)]
@@ -172,7 +173,7 @@ BOTH = [fault("a", "1 s", SINK, **KILL), fault("b", "1 s", SINK, at="1 s", **KIL
         # it comes back after 1 s
         ([fault("kill", "1 s", SOURCE, **KILL)], {**NO_SPARE, "replaceLost": "1 s"}, ("3 s", "500 ms"), 2.0, "replaceLost = 1 s"),
         # its loss is noticed after 4.9 s, and it goes on after 9 s
-        ([fault("gc", "9 s", SINK, **GC)], NO_SPARE, ("10 s", "3 s"), 5.9, "tm-3's return (paused by the fault `gc`)"),
+        ([fault("gc", "9 s", SINK, **PAUSE)], NO_SPARE, ("10 s", "3 s"), 5.9, "tm-3's return (paused by the fault `gc`)"),
         # the only spare one goes on 5 s after the kill
         (SPARE_PAUSED, {"replicas": 5}, ("5 s", "1 s"), 1.9, "tm-4's return (paused by the fault `gc`)"),
         # the first one took the spare slot, and is replaced 6 s after the second one was killed
@@ -187,7 +188,7 @@ def test_a_shorter_delay_saves_what_its_slack_says_and_no_more(
     """The restart needs a TaskManager that comes during the delay. With a shorter delay the job waits for it."""
     found = []
     for delay in delays:
-        options = {**QUICK, "restart-strategy.fixed-delay.delay": delay}
+        options = {**QUICK, DELAY: delay}
         case = Case("slack", faults, "", 0.0, options=options, managers=managers, observation="40 s")
         (tmp_path / delay).mkdir()
         trial, _ = answer(case, tmp_path / delay)
@@ -206,12 +207,12 @@ def test_a_shorter_detection_saves_until_slots_are_requested_although_a_spare_ta
     tmp_path: Path,
 ):
     """The spare one goes on 4.5 s after the faults, before the restart delay of 2 s has ended, and no step before needs it."""
-    spare = fault("spare", "4500 ms", {"taskManagers": {"names": ["tm-4"]}}, **GC)
+    spare = fault("spare", "4500 ms", {"taskManagers": {"names": ["tm-4"]}}, **PAUSE)
     found = {}
     for timeout in ("5 s", "3 s"):
-        options = {**QUICK, "heartbeat.timeout": timeout, "restart-strategy.fixed-delay.delay": "2 s"}
+        options = {**QUICK, "heartbeat.timeout": timeout, DELAY: "2 s"}
         case = Case(
-            "spare", [fault("gc", "15 s", SINK, **GC), spare], "", 0.0,
+            "spare", [fault("gc", "15 s", SINK, **PAUSE), spare], "", 0.0,
             options=options, managers={"replicas": 5}, observation="40 s",
         )  # fmt: skip
         (tmp_path / timeout).mkdir()

@@ -12,28 +12,28 @@ import pytest
 from testbed_runtime.core.job.limits import CONNECT_TIMEOUT
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report.answer import savings
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
     ASK,
     BACKOFF,
+    DELAY,
     HEARTBEAT,
     JOBMANAGER,
     KILL,
     LEADER,
+    PAUSE,
     QUICK,
     RENEW,
     SINK,
     SOURCE,
     Case,
     fault,
+    of_case,
 )
-from tests.simulation.test_known_answers_partial import of_case
-from tests.simulation.test_known_answers_several import PAUSE
 
 pytestmark = pytest.mark.virtual
 
 CHECKPOINT = "execution.checkpointing.timeout"
-DELAY = "restart-strategy.fixed-delay.delay"
 ENOUGH = re.compile(r"a limit above ([0-9.]+) s, instead of [0-9.]+ s, would have avoided (this|these \d+)")
 LATE = fault("late", "30 s", ALL, registration={"delay": {"delay": "6 s", "vertex": "source"}})
 KILLED = fault("kill", "1 s", SOURCE, at="500 ms", **KILL)

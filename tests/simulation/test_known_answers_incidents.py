@@ -10,8 +10,9 @@ import pytest
 from testbed_runtime.core.job.limits import BACKOFF_MAX, CONNECT_TIMEOUT
 from testbed_runtime.core.values import NS
 from testbed_runtime.report.answer import answer_lines
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
+    DELAY,
     HEARTBEAT,
     JOBMANAGER,
     QUICK,
@@ -31,7 +32,7 @@ CUT = fault("cut", "25 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy", n
 @pytest.mark.parametrize("version", ["1.17", "2.x"])
 def test_a_connection_that_is_not_made_in_time_belongs_to_its_timeout(tmp_path: Path, version: str):
     """Two attempts expire after 10 s each. TCP repeats the first handshake after 19 and 35 s: one of them after the cut."""
-    options = {**QUICK, CONNECT_TIMEOUT: "10", "restart-strategy.fixed-delay.delay": "1 s"}
+    options = {**QUICK, CONNECT_TIMEOUT: "10", DELAY: "1 s"}
     case = Case("unreachable", [CUT], "", 0.0, version=version, options=options, observation="30 s")
     trial, metrics = answer(case, tmp_path)
     found = max(trial.recoveries, key=lambda r: r.total_s)

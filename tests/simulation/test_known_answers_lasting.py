@@ -10,32 +10,34 @@ import pytest
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.report.answer import savings
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
     ASK,
+    DELAY,
     HEARTBEAT,
     JOBMANAGER,
     KILL,
     NO_SPARE,
     QUICK,
+    REGIONS,
     SINK,
     SLOT,
     SOURCE,
     TOLERANCE_S,
     Case,
     fault,
+    of_case,
+    of_region,
+    seconds,
 )
-from tests.simulation.test_known_answers_partial import REGIONS, of_case, of_region, seconds
 
 pytestmark = pytest.mark.virtual
 
-DELAY = "restart-strategy.fixed-delay.delay"
 LOST = [fault("kill", "1 s", SINK, **KILL)]
 EXPIRING = {**QUICK, SLOT: "4 s", DELAY: "1 s"}
 
 
 def recovery(case: Case, folder: Path, job: dict[str, Any] | None = None) -> Recovery:
-    folder.mkdir(exist_ok=True)
     (found,) = of_case(case, folder, job).recoveries
     return found
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed_runtime.core.documents import RECOVERY_FILE
-from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report.answer import savings
-from tests.simulation.simulating import run_document
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
     ASK,
     DETECTION_S,
     HEARTBEAT,
     JOBMANAGER,
     KILL,
+    PAUSE,
     QUICK,
     REACHABILITY,
     SINK,
@@ -28,11 +26,11 @@ from tests.simulation.test_known_answers import (
     check_sums,
     document,
     fault,
+    run,
 )
 
 pytestmark = pytest.mark.virtual
 
-PAUSE: dict[str, Any] = {"process": {"pause": {}}}
 BUSY = "a JobManager that is paused, dead, busy or cut off, during the fault `busy`"
 ACKNOWLEDGED = fault(
     "busy", "10 s", JOBMANAGER, rpc={"delay": {"method": "AcknowledgeCheckpoint", "delay": "1 s"}}
@@ -42,9 +40,7 @@ ACKNOWLEDGED = fault(
 
 def recoveries(found: dict[str, Any], folder: Path) -> tuple[Recovery, ...]:
     """Run the document. Return its recoveries with an outage, whose seconds add up."""
-    run_document(found, folder)
-    (recorded,) = json.loads((folder / RECOVERY_FILE).read_text()).values()
-    costly = tuple(r for r in TrialRecovery.from_json(recorded).recoveries if r.total_s > 0)
+    costly = tuple(r for r in run(found, folder).recoveries if r.total_s > 0)
     for one in costly:
         check_sums(one)
     return costly

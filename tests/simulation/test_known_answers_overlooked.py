@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
-from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.report.answer import headline, savings
-from tests.simulation.simulating import run_document
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
     ASK,
+    DELAY,
     DETECTION_S,
     DRAWN_CHECKPOINTS,
+    EXPONENTIAL,
     FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
@@ -38,12 +35,11 @@ from tests.simulation.test_known_answers import (
     document,
     fault,
     owners,
+    run,
 )
 
 pytestmark = pytest.mark.virtual
 
-DELAY = "restart-strategy.fixed-delay.delay"
-EXPONENTIAL = "restart-strategy.exponential-delay"
 ON_TM_0 = {"taskManagers": {"names": ["tm-0"]}}
 ON_TM_2 = {"taskManagers": {"names": ["tm-2"]}}
 ON_TM_5 = {"taskManagers": {"names": ["tm-5"]}}
@@ -234,13 +230,6 @@ def test_the_answer_names_what_happened(case: Case, tmp_path: Path):
     check_answer(case, tmp_path)
 
 
-def recoveries(found: dict[str, Any], folder: Path) -> tuple[Recovery, ...]:
-    """Run a document with one trial. Return its recoveries."""
-    run_document(found, folder)
-    (recorded,) = json.loads((folder / RECOVERY_FILE).read_text()).values()
-    return TrialRecovery.from_json(recorded).recoveries
-
-
 def test_the_delay_in_which_a_jobmanager_was_killed_is_the_one_in_force(tmp_path: Path):
     """Requests for partitions expire twice, so the third restart waits for 4 s. The JobManager is killed 0.7 s after it began."""
     faults = [
@@ -316,7 +305,7 @@ def test_a_job_has_not_caught_up_while_an_input_is_missing(tmp_path: Path):
     job["vertices"].append(other | {"source": {"recordsPerSecond": 100, "recordBytes": 100, "keys": 100}})
     job["edges"].append({"from": "other", "to": "count", "partitioning": "hash"})
     found["spec"]["testbed"]["taskManagers"]["replicas"] = 6
-    (recovery,) = recoveries(found, tmp_path)
+    (recovery,) = run(found, tmp_path).recoveries
     check_sums(recovery)
     first = recovery.prices[0]
     assert first.words == "a producer to register its partition, during the fault `late`"
@@ -332,7 +321,7 @@ def test_a_taskmanager_that_was_killed_in_a_pause_is_lost_after_two_more_heartbe
     case = Case(
         "killed-in-a-pause", faults, "", 0.0, options={**QUICK, HEARTBEAT: "60 s"}, observation="20 s"
     )
-    (found,) = recoveries(document(case), tmp_path)
+    (found,) = run(document(case), tmp_path).recoveries
     assert owners(found, 0)["stalled"] == pytest.approx(3.0, abs=TOLERANCE_S)
     assert owners(found, 0)["heartbeat"] == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
 
@@ -357,7 +346,7 @@ def test_a_deployment_that_was_lost_with_its_taskmanager_waits_for_the_first_lim
     ]
     options = {**QUICK, HEARTBEAT: "60 s", ASK: ask}
     case = Case("deployed", faults, "", 0.0, options=options, managers={"replicas": 6}, observation="20 s")
-    (found,) = recoveries(document(case), tmp_path)
+    (found,) = run(document(case), tmp_path).recoveries
     for number, expected in enumerate((first, second)):
         large = {kind: seconds for kind, seconds in owners(found, number).items() if seconds > 0.25}
         assert large == pytest.approx(expected, abs=TOLERANCE_S)
@@ -371,7 +360,7 @@ def test_a_window_that_ends_in_time_cost_nothing(killed: str, total_s: float, tm
     )
     found["spec"]["testbed"]["job"]["vertices"][1] |= {"operator": "window", "window": "7 s"}
     found["spec"]["timeline"] |= {"warmUp": "2 s", "baseline": "16 s"}
-    (recovery,) = recoveries(found, tmp_path)
+    (recovery,) = run(found, tmp_path).recoveries
     check_sums(recovery)
     assert recovery.recovered
     assert recovery.total_s == pytest.approx(total_s, abs=0.2)
@@ -407,7 +396,7 @@ def test_an_outage_in_a_start_begins_with_its_fault(tmp_path: Path):
             {"from": "loop", "to": "sink", "partitioning": "hash"},
         ],
     }
-    (recovery,) = recoveries(found, tmp_path)
+    (recovery,) = run(found, tmp_path).recoveries
     check_sums(recovery)
     assert recovery.effect_ns / 1e9 % 1 == pytest.approx(FAULT_S % 1, abs=0.02)
     owned = {p.kind: p.seconds for p in recovery.prices}
@@ -428,7 +417,7 @@ def test_a_result_of_which_no_sample_was_left_is_not_waited_for(tmp_path: Path):
     job["edges"].append({"from": "hourly", "to": "report", "partitioning": "forward"})
     found["spec"]["testbed"]["taskManagers"]["replicas"] = 6
     found["spec"]["timeline"] |= {"warmUp": "5 s", "baseline": "11 s"}
-    (recovery,) = recoveries(found, tmp_path)
+    (recovery,) = run(found, tmp_path).recoveries
     check_sums(recovery)
     assert recovery.downtime_s == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
     assert recovery.total_s == pytest.approx(DETECTION_S, abs=0.3)
@@ -439,7 +428,7 @@ def test_a_sink_that_gets_records_rarely_has_caught_up_before_its_next_one(rate:
     """The records that were due in the outage arrive when the job runs again; the next one comes in time, up to a second later."""
     found = document(Case("rare", [fault("kill", "1 s", SINK, **KILL)], "", 0.0, options=QUICK))
     found["spec"]["testbed"]["job"]["vertices"][0]["source"]["recordsPerSecond"] = rate
-    (recovery,) = recoveries(found, tmp_path)
+    (recovery,) = run(found, tmp_path).recoveries
     check_sums(recovery)
     assert recovery.recovered
     assert recovery.total_s == pytest.approx(DETECTION_S, abs=0.2)

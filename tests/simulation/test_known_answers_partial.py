@@ -4,54 +4,41 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from testbed_runtime.core.documents import RECOVERY_FILE
-from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
-from tests.simulation.simulating import run_document, run_one
-from tests.simulation.test_known_answers import (
+from testbed_runtime.core.judgement.recovery import TrialRecovery
+from tests.simulation.knownanswers import (
     ALL,
+    CUT,
+    DELAY,
     DETECTION_S,
+    EXPONENTIAL,
     JOBMANAGER,
     KILL,
     QUICK,
     REACHABILITY,
+    REGIONS,
     SINK,
     SOURCE,
     TOLERANCE_S,
     Case,
-    check_sums,
+    answered,
     document,
     fault,
+    of_case,
+    of_region,
+    seconds,
 )
+from tests.simulation.simulating import run_document, run_one
 
 pytestmark = pytest.mark.virtual
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
-FIXED = "restart-strategy.fixed-delay.delay"
-EXPONENTIAL = "restart-strategy.exponential-delay"
-CUT = {"network": {"partition": {}}}
 
 
-def vertex(name: str, group: str, **what: Any) -> dict[str, Any]:
-    return {"name": name, "parallelism": 1, "slotSharingGroup": group, **what}
-
-
-def regions(names: str) -> dict[str, Any]:
-    """A job of several regions: none restarts with another one."""
-    return {
-        "vertices": [
-            *(vertex(f"source-of-{r}", f"s{r}", source={"recordsPerSecond": 200}) for r in names),
-            *(vertex(f"sink-of-{r}", f"m{r}", sink="ledger") for r in names),
-        ],
-        "edges": [{"from": f"source-of-{r}", "to": f"sink-of-{r}", "partitioning": "hash"} for r in names],
-    }
-
-
-REGIONS = regions("ab")
 SPLITS = {
     "vertices": [
         {
@@ -64,34 +51,6 @@ SPLITS = {
     ],
     "edges": [{"from": "source", "to": "sink", "partitioning": "hash"}],
 }
-
-
-def of_region(name: str) -> dict[str, Any]:
-    return {"taskManagers": {"running": f"sink-of-{name}", "mode": "one"}}
-
-
-def answered(found: dict[str, Any], folder: Path) -> TrialRecovery:
-    """Run a document, and check that its answer adds up."""
-    run_document(found, folder)
-    (recorded,) = json.loads((folder / RECOVERY_FILE).read_text()).values()
-    trial = TrialRecovery.from_json(recorded)
-    for one in (trial.start, *trial.recoveries):
-        if one is not None and one.total_s > TOLERANCE_S:
-            check_sums(one)
-    return trial
-
-
-def of_case(case: Case, folder: Path, job: dict[str, Any] | None = None) -> TrialRecovery:
-    written = document(case)
-    if job is not None:
-        written["spec"]["testbed"]["job"] = job
-    return answered(written, folder)
-
-
-def seconds(found: Recovery | None, *words: str) -> float:
-    """Return the seconds of every owner with one of these words."""
-    assert found is not None
-    return sum(p.seconds for p in found.prices if any(word in p.words for word in words))
 
 
 def test_a_partition_has_only_the_supersteps_that_it_held_up(tmp_path: Path):
@@ -158,10 +117,10 @@ def test_the_delay_of_a_region_beside_which_another_one_fails_has_its_seconds(tm
         fault("one", "1 s", of_region("a"), **KILL),
         fault("two", "1 s", of_region("b"), at="5 s", **KILL),
     ]
-    case = Case("apart", faults, "", 0.0, options={**QUICK, FIXED: "10 s"}, managers={"replicas": 6}, observation="30 s")  # fmt: skip
+    case = Case("apart", faults, "", 0.0, options={**QUICK, DELAY: "10 s"}, managers={"replicas": 6}, observation="30 s")  # fmt: skip
     (found,) = of_case(case, tmp_path, REGIONS).recoveries
     assert (found.restarts, len(found.rounds)) == (2, 2)
-    assert [p.text for p in found.prices[:1]] == [f"{FIXED} = 10 s"]
+    assert [p.text for p in found.prices[:1]] == [f"{DELAY} = 10 s"]
     assert found.prices[0].seconds == pytest.approx(13.1, abs=2 * TOLERANCE_S)
     assert not seconds(found, "the delay of the restart strategy")
 

@@ -9,59 +9,52 @@ import pytest
 
 from testbed_runtime.core.judgement.recovery import Recovery, Segment
 from testbed_runtime.report.answer import savings
-from tests.simulation.test_known_answers import (
+from tests.simulation.knownanswers import (
     ALL,
+    CUT,
+    DELAY,
     DETECTION_S,
     DRAWN_CHECKPOINTS,
+    EXPONENTIAL,
     FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
     KILL,
     NO_SPARE,
+    PAUSE,
     QUICK,
     REACHABILITY,
+    REGIONS,
     SINK,
     SOURCE,
     TOLERANCE_S,
     Case,
+    answered,
     document,
     fault,
-)
-from tests.simulation.test_known_answers_partial import (
-    REGIONS,
-    answered,
+    longest,
     of_case,
     of_region,
     regions,
     seconds,
+    taskmanager,
 )
 
 pytestmark = pytest.mark.virtual
 
-PAUSE = {"process": {"pause": {}}}
-CUT, STALL = {"network": {"partition": {}}}, {"network": {"stall": {}}}
+STALL = {"network": {"stall": {}}}
 BARELY = {"network": {"latency": {"delay": "10 ms", "mode": "one-way"}}}
 RPC_ALONE = {"plane": "rpc", **CUT}
 UNUSED = {"taskManagers": {"names": ["tm-0"]}, "peers": {"names": ["tm-1"]}}
 """The link between the TaskManagers of both sources, over which no record passes."""
-DELAY, BACKOFF_DELAY = "restart-strategy.fixed-delay.delay", "restart-strategy.exponential-delay"
 REGISTRATION = "cluster.registration.initial-timeout"
 TWO_LARGE = {"replicas": 2, "slots": 6}
 """The loss of one of them leaves the other one with slots for all tasks, and is all that the job can wait for."""
 
 
-def taskmanager(name: str) -> dict[str, Any]:
-    return {"taskManagers": {"names": [name]}}
-
-
 def slow_messages(method: str, delay: str) -> dict[str, Any]:
     slow = {"rpc": {"delay": {"method": method, "delay": delay}}}
     return fault("slow", "30 s", taskmanager("tm-1"), **slow)
-
-
-def recovery(case: Case, folder: Path, job: dict[str, Any] | None = None) -> Recovery:
-    found = of_case(case, folder, job).recoveries
-    return max(found, key=lambda r: r.total_s)
 
 
 def test_messages_that_are_short_one_by_one_keep_a_taskmanager_busy_together(tmp_path: Path):
@@ -72,7 +65,7 @@ def test_messages_that_are_short_one_by_one_keep_a_taskmanager_busy_together(tmp
         "cancellations", [slow_messages("CancelTask", "2 s"), kill], "", 0.0, options={**QUICK, HEARTBEAT: "3 s"},
         managers={"replicas": 2, "slots": 4}, observation="40 s",
     )  # fmt: skip
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     assert (found.prices[0].fault, found.prices[0].kind) == ("slow", "stalled")
     assert found.prices[0].seconds == pytest.approx(2 * 2.0, abs=TOLERANCE_S)
     assert not seconds(found, HEARTBEAT)
@@ -103,7 +96,7 @@ def test_a_small_fault_is_not_what_limits_a_catch_up(tmp_path: Path):
         fault("kill", "1 s", SINK, at="500 ms", **KILL),
     ]
     case = Case("sizes", faults, "", 0.0, options=QUICK, version=DRAWN_CHECKPOINTS, observation="60 s")
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     assert found.prices[0].words.startswith("spare capacity of the job, during the fault `narrow`")
     assert found.prices[0].seconds > 10
     assert "tiny" not in found.faults
@@ -117,7 +110,7 @@ def test_registrations_that_keep_a_new_jobmanager_busy_have_their_seconds(tmp_pa
         fault("slow", "20 s", JOBMANAGER, at="2500 ms", **slow),
     ]
     case = Case("saturated", faults, "", 0.0, options=QUICK, managers={"replicas": 4}, observation="40 s")
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     assert found.prices[0].text == "a TaskManager to register, during the fault `slow`"
     assert found.prices[0].seconds == pytest.approx(22.5 - 2, abs=TOLERANCE_S)
 
@@ -131,7 +124,7 @@ def test_a_loss_that_is_noticed_last_has_its_seconds_since_the_first_fault(kille
         fault("kill", "1 s", of_region("b"), at=f"{killed_s} s", **KILL),
     ]
     case = Case("regions", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="20 s")
-    found = recovery(case, tmp_path, REGIONS)
+    found = longest(case, tmp_path, REGIONS)
     assert (found.prices[0].option, found.prices[0].count) == (HEARTBEAT, 1)
     assert found.prices[0].seconds == pytest.approx(4.9, abs=TOLERANCE_S)
     assert not seconds(found, "return")
@@ -141,7 +134,7 @@ def test_a_cancellation_that_a_loss_ends_is_one_wait_with_it(tmp_path: Path):
     """The sink is paused for 8 s, and a source of its region is killed after 3 s: its tasks are cancelled when heartbeat.timeout has passed."""
     faults = [fault("gc", "8 s", SINK, **PAUSE), fault("kill", "1 s", SOURCE, at="3 s", **KILL)]
     case = Case("one-region", faults, "", 0.0, options=QUICK, managers={"replicas": 7}, observation="20 s")
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     assert (found.prices[0].option, found.prices[0].count) == (HEARTBEAT, 1)
     assert found.prices[0].seconds == pytest.approx(4.9, abs=TOLERANCE_S)
     phases = {s.kind: round(s.seconds, 1) for s in found.rounds[0].segments if s.seconds > 0.05}
@@ -180,7 +173,7 @@ def test_deployments_to_dead_slots_are_in_vain_until_the_loss_is_noticed(
     options = {**QUICK, "headgate.restart.fence-dead-slots": "false", DELAY: "200 ms"}
     options["restart-strategy.fixed-delay.attempts"] = "100"
     case = Case("in-vain", [fault("kill", "1 s", SOURCE, **KILL)], "", 0.0, options=options, version=version)
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     rounds = 1 + noticed_s // 0.2
     assert len(found.rounds) == pytest.approx(rounds, abs=1)
     assert (found.prices[0].option, found.prices[0].count) == (option, 1)
@@ -196,7 +189,7 @@ def test_a_replacement_that_finds_no_jobmanager_waits_for_its_return(tmp_path: P
     ]
     managers = {**NO_SPARE, "replaceLost": "10 s"}
     case = Case("away", faults, "", 0.0, options=QUICK, managers=managers, observation="40 s")
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     assert seconds(found, "the JobManager's return (killed by the fault `jm`)") == pytest.approx(8.0, abs=0.1)
     assert seconds(found, "replaceLost") == pytest.approx(5.0, abs=TOLERANCE_S)
     assert seconds(found, "a TaskManager to register") < 0.6
@@ -207,7 +200,7 @@ def test_the_end_of_a_latency_on_a_spare_taskmanager_ends_the_catch_up(tmp_path:
     far = {"plane": "both", "network": {"latency": {"delay": "500 ms", "mode": "one-way"}}}
     faults = [fault("far", "20 s", taskmanager("tm-4"), **far), fault("kill", "1 s", SINK, at="1 s", **KILL)]
     options = {**QUICK, HEARTBEAT: "20 s"}
-    found = recovery(Case("spare", faults, "", 0.0, options=options, observation="40 s"), tmp_path)
+    found = longest(Case("spare", faults, "", 0.0, options=options, observation="40 s"), tmp_path)
     assert found.total_s == pytest.approx(20 - 1 + 0.5, abs=0.2)
     assert (found.prices[0].kind, found.prices[0].fault) == ("catch-up", "far")
     assert not seconds(found, "spare capacity") > 0.2
@@ -233,7 +226,7 @@ def test_heartbeats_that_one_fault_delayed_are_not_those_that_another_one_stoppe
     cut = {"plane": "both", "network": {"partition": {}}}
     faults = [fault("gc", "3 s", SINK, **PAUSE), fault("cut", "8 s", SOURCE, at="2 s", **cut)]
     case = Case("apart", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="20 s")
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     assert seconds(found, "return (paused by the fault `gc`)") == pytest.approx(2.0, abs=TOLERANCE_S)
     assert seconds(found, HEARTBEAT) == pytest.approx(4.9, abs=TOLERANCE_S)
 
@@ -246,7 +239,7 @@ def test_a_lower_timeout_saves_nothing_of_a_cut_that_lasts_longer(tmp_path: Path
     for timeout in ("5 s", "3 s", "14600 ms"):
         options = {**QUICK, HEARTBEAT: timeout}
         case = Case("cut", [cut], "", 0.0, options=options, observation="20 s", managers={"replicas": 5})
-        found[timeout] = recovery(case, tmp_path / timeout)
+        found[timeout] = longest(case, tmp_path / timeout)
     for timeout in ("5 s", "3 s"):
         higher, lower = savings(found[timeout])
         assert " a limit above 14.5 s, instead of " in higher
@@ -262,13 +255,13 @@ def test_a_shorter_delay_saves_nothing_before_dead_slots_are_noticed(tmp_path: P
     for backoff in ("1 s", "100 ms"):
         options = {
             "headgate.restart.fence-dead-slots": "false", "restart-strategy.type": "exponential-delay",
-            f"{BACKOFF_DELAY}.jitter-factor": "0", f"{BACKOFF_DELAY}.initial-backoff": backoff,
+            f"{EXPONENTIAL}.jitter-factor": "0", f"{EXPONENTIAL}.initial-backoff": backoff,
         }  # fmt: skip
         case = Case(
             "dead", [fault("kill", "1 s", SOURCE, **KILL)], "", 0.0, options=options, observation="60 s"
         )
-        found[backoff] = recovery(case, tmp_path / backoff)
-        assert seconds(found[backoff], BACKOFF_DELAY) > 5
+        found[backoff] = longest(case, tmp_path / backoff)
+        assert seconds(found[backoff], EXPONENTIAL) > 5
         (line,) = savings(found[backoff])
         assert line.endswith(f"then the job waits for {REACHABILITY} = 10 s × 2")
     noticed = [r.total_s - last_delay(r).slack_ns / 1e9 for r in found.values()]
@@ -296,7 +289,7 @@ def test_missing_heartbeats_of_one_region_last_over_failures_of_another_one(tmp_
         managers={"replicas": 9},
         observation="40 s",
     )
-    found = recovery(case, tmp_path, regions("abc"))
+    found = longest(case, tmp_path, regions("abc"))
     assert len(found.rounds) > 2
     assert seconds(found, HEARTBEAT) == pytest.approx(5.0, abs=TOLERANCE_S)
     assert seconds(found, DELAY) == pytest.approx(1.0, abs=TOLERANCE_S)
@@ -311,7 +304,7 @@ def test_registrations_that_expire_on_a_slow_network_are_charged_to_their_timeou
     found = {}
     for timeout in ("100 ms", "10 s"):
         options = {**QUICK, HEARTBEAT: "20 s", REGISTRATION: timeout}
-        found[timeout] = recovery(
+        found[timeout] = longest(
             Case("far", [far], "", 0.0, options=options, observation="40 s"), tmp_path / timeout
         )
     assert (found["100 ms"].prices[0].option, found["100 ms"].prices[0].value) == (REGISTRATION, "100 ms")
@@ -343,7 +336,7 @@ def test_a_cut_has_its_seconds_however_soon_another_fault_begins(
         fault("other", "9 s", taskmanager("tm-3"), at=f"{later_s * 1000:.0f} ms", **later),
     ]
     case = Case("soon", faults, "", 0.0, options={**QUICK, HEARTBEAT: "60 s"}, observation="25 s")
-    found = recovery(case, tmp_path)
+    found = longest(case, tmp_path)
     assert found.fault == "cut"
     assert found.effect_ns / 1e9 % 1 == pytest.approx((FAULT_S + cut_s) % 1, abs=0.02)
     assert seconds(found, "end of the fault `cut`") == pytest.approx(owned_s, abs=TOLERANCE_S)
@@ -358,6 +351,6 @@ def test_a_cut_on_which_no_records_pass_costs_nothing_before_the_next_fault(
     """A spare TaskManager, a link without channels, or messages alone, without checkpoints: what follows is the cost of the pause."""
     faults = [fault("cut", "9 s", target, **kind), fault("gc", "3 s", SINK, at="400 ms", **PAUSE)]
     options = {**QUICK, HEARTBEAT: "60 s", "execution.checkpointing.interval": "60 s"}
-    found = recovery(Case("unused", faults, "", 0.0, options=options, observation="25 s"), tmp_path)
+    found = longest(Case("unused", faults, "", 0.0, options=options, observation="25 s"), tmp_path)
     assert found.faults == ("gc",)
     assert found.prices[0].seconds == pytest.approx(3.0, abs=TOLERANCE_S)
