@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from testbed_runtime.core.options import Options
 
-PROPORTIONAL, INTEGRAL, MIN_RATE = 1.0, 0.2, 100.0
-"""Spark's defaults (spark.streaming.backpressure.pid.*). Spark's derivative term is 0 by default, so it is left out."""
+PROPORTIONAL, INTEGRAL, DERIVATIVE, MIN_RATE = 1.0, 0.2, 0.0, 100.0
+"""Spark's defaults (spark.streaming.backpressure.pid.*)."""
 HIGH_WATERMARK, LOW_WATERMARK = 0.9, 0.4
 """Storm's defaults (backpressure.disruptor.high.watermark and low.watermark)."""
 UNLIMITED = -1.0
@@ -156,20 +156,25 @@ class PidEstimator:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._at = -1.0
-        self._rate = 0.0
+        self._rate = -1.0
+        self._error = -1.0
 
     def compute(self, report: QueueReport, now: float) -> float | None:
         """Return the new rate in records per second. None for the first batch, and for one without records."""
         if now <= self._at or report.processed <= 0 or report.processing_s <= 0:
             return None
+        since_s = now - self._at
         processing_rate = report.processed / report.processing_s
-        first, self._at = self._at < 0, now
-        if first:
-            self._rate = processing_rate
-            return None
         error = self._rate - processing_rate
         historical = report.waited_s * processing_rate / self._interval_s
-        self._rate = max(self._rate - PROPORTIONAL * error - INTEGRAL * historical, MIN_RATE)
+        d_error = (error - self._error) / since_s
+        first = self._at < 0
+        self._at = now
+        if first:
+            self._rate, self._error = processing_rate, 0.0
+            return None
+        rate = self._rate - PROPORTIONAL * error - INTEGRAL * historical - DERIVATIVE * d_error
+        self._rate, self._error = max(rate, MIN_RATE), error
         return self._rate
 
 
