@@ -101,11 +101,17 @@ def trend(
 
 
 def _different(runs: Sequence[Path]) -> Sequence[Path]:
-    """Return the folders. Raises UserError if one is named twice: a run does not differ from itself."""
-    resolved = [folder.resolve() for folder in runs]
-    twice = next((folder for folder in runs if resolved.count(folder.resolve()) > 1), None)
-    if twice is not None:
-        raise UserError(str(twice), "is named twice: a run does not differ from itself", "name another run")
+    """Return the folders. Raises UserError if one is named twice, or is a copy of another one: a run does not differ from itself."""
+    from testbed_runtime.history.manifest import read_manifest
+
+    seen: list[tuple[Path, dict[str, Any]]] = []
+    for folder in runs:
+        manifest = read_manifest(folder)
+        same = next((before for before, of_before in seen if of_before == manifest), None)
+        if same is not None:
+            problem = "is named twice" if same.resolve() == folder.resolve() else f"is a copy of {same}"
+            raise UserError(str(folder), f"{problem}: a run does not differ from itself", "name another run")
+        seen.append((folder, manifest))
     return runs
 
 

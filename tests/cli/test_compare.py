@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def test_runs_are_compared_variant_by_variant_and_their_settings_are_listed(tmp_
     assert not data["comparisons"][0]["contrasts"][0]["paired"]
     (tmp_path / "x").mkdir()
     one = run_folder(tmp_path, "c", slow=SLOW)
-    other = run_folder(tmp_path / "x", "c", fast=FAST)
+    other = run_folder(tmp_path / "x", "c", started="2026-01-02", fast=FAST)
     shown = headgate("compare", one, other)
     assert shown.count("different settings,") == 1
     assert "\n  heartbeat.interval: 1 s → 500 ms" in shown
@@ -131,6 +132,7 @@ def test_a_trend_is_ordered_by_time_and_compares_each_run_with_the_one_before(tm
         (["compare", "one", "two", "--matters", "5"], "write a percentage"),
         (["compare", "one", "two", "one"], "one: is named twice"),
         (["trend", "one", "one/../one"], "is named twice"),
+        (["compare", "one", "kept"], "kept: is a copy of one"),
         (["compare", "one", "two", "--variant", "other"], "has no variant other"),
         (["compare", "one", "two", "--matters", "500 ms"], "is not a valid bound"),
         (["trend", "one"], "needs at least two runs"),
@@ -142,6 +144,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(
     """The error names the argument and what to write."""
     run_folder(tmp_path, "one", main=FAST)
     run_folder(tmp_path, "two", main=FAST)
+    shutil.copytree(tmp_path / "one", tmp_path / "kept")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words):
         CliRunner().invoke(build(), arguments, catch_exceptions=False)
