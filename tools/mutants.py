@@ -309,6 +309,7 @@ def main() -> int:
     for name in LIBRARIES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="headgate-mutants-") as folder:
+        Path(folder).chmod(0o755)  # tests that run as root read the tree as another account
         copy = Copy(Path(folder) / "tree")
         copy.fill()
         print(f"{len(every)} mutants, {len(chosen)} drawn; the tests run once without a change", flush=True)
