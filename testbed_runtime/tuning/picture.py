@@ -48,7 +48,8 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
     ]
     path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in _curve(spec, shown))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f"<title>{escape(titles[1])} over {escape(titles[0])}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(titles[0])}</text>',
         f'<text x="16" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {HEIGHT / 2})">'

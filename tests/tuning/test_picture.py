@@ -101,6 +101,9 @@ def test_the_titles_of_the_objectives_are_at_the_axes():
     assert svg.attrib["viewBox"] == f"0 0 {WIDTH} {HEIGHT}"
     turned = [t.attrib["transform"] for t in svg.findall("{*}text") if "transform" in t.attrib]
     assert turned == [f"rotate(-90 16 {HEIGHT / 2})"]
+    title = svg.find("{*}title")
+    assert title is not None, "a screen reader reads it"
+    assert title.text == "failovers.count (lower is better) over recovery.total (lower is better)"
 
 
 def test_the_front_is_a_line_through_its_rows_from_left_to_right():
