@@ -129,3 +129,15 @@ def test_the_connection_that_was_held_up_most_counts(history: Any):
         sample(built, 4.0, "producer", connection=connection, limited_s=limited, probes=probes)
     rows = {r["metric"]: r["value"] for r in trial_metrics(built.trial(), history.entry())}
     assert (rows["network.window-limited"], rows["network.window-probes"]) == (pytest.approx(0.5), 3)
+
+
+def test_a_window_that_closes_in_the_sample_in_which_the_reader_stops_counts(history: Any):
+    """Both were seen at one moment, with data in the queue of the reader."""
+    built = history.empty()
+    sample(built, 2.9, "producer")
+    sample(built, 3.0, "consumer", reading=False, receive_window=0, receive_queue=1000)
+    sample(built, 3.5, "producer", peer_window=0)
+    (found,) = push_backs(built.trial())
+    assert [(name, pytest.approx(at)) for name, at in found.steps][:3] == [
+        ("reader stops", 0.0), ("receive queue full", 0.0), ("window 0", 0.5),
+    ]  # fmt: skip
