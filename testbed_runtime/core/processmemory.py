@@ -173,7 +173,7 @@ def _enough(options: Options, key: str) -> int:
         high *= 2
         if high > LARGEST_MB:
             return 0
-    return bisect_left(range(high), True, key=starts)
+    return bisect_left(range(high), True, lo=high // 2, key=starts)
 
 
 @contextmanager
