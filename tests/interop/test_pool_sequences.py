@@ -28,6 +28,8 @@ def a_sequence(chance: random.Random) -> list[str]:
             channels[name] = chance.choice([0, 0, 2, 3])
             per_channel, overdraft = chance.choice([1, 2, 3, MAX_INT]), chance.choice([0, 0, 1, 3])
             lines.append(f"pool {name} {required} {most} {channels[name]} {per_channel} {overdraft}")
+            if chance.random() < 0.3:  # later, Flink's pool may forget that a subpartition has its maximum
+                lines.append(f"reserve {name} {chance.randint(0, required + 1)}")
             continue
         lines.append(_command(chance, *chance.choice(list(channels.items()))))
     return lines
@@ -40,11 +42,12 @@ def _command(chance: random.Random, pool: str, channels: int) -> str:
         "recycle-accepted",
         "listen",
         "resize",
+        "overdraft",
         "destroy",
         "take-unpooled",
         "return",
     ]
-    kind = chance.choices(kinds, [45, 27, 5, 5, 5, 2, 6, 5])[0]
+    kind = chance.choices(kinds, [45, 27, 5, 5, 5, 2, 2, 6, 5])[0]
     match kind:
         case "request":
             channel = chance.randrange(channels) if channels and chance.random() < 0.85 else -1
@@ -55,6 +58,8 @@ def _command(chance: random.Random, pool: str, channels: int) -> str:
             return f"recycle {pool} {chance.randint(0, 9)}"
         case "resize":
             return f"resize {pool} {chance.randint(1, 8)}"
+        case "overdraft":
+            return f"overdraft {pool} {chance.choice([0, 1, 2, 5])}"
         case "take-unpooled":
             return f"take-unpooled {chance.randint(0, 4)}"
         case "return":
@@ -130,6 +135,10 @@ class Pools:
                 return str(pool.buffers.add_listener(self._listener(name, pool, numbers[0]))).lower()
             case "resize":
                 pool.buffers.set_num_buffers(numbers[0])
+            case "reserve":
+                return str(pool.buffers.reserve_segments(numbers[0])).lower()
+            case "overdraft":
+                pool.buffers.max_overdraft = numbers[0]
             case "destroy":
                 pool.buffers.destroy()
         return ""

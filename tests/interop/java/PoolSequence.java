@@ -106,6 +106,18 @@ public final class PoolSequence extends Sequence {
             case "resize":
                 pool.buffers.setNumBuffers(number(words, 2));
                 return "";
+            case "overdraft":
+                pool.buffers.setMaxOverdraftBuffersPerGate(number(words, 2));
+                return "";
+            case "reserve":
+                int missing = number(words, 2) - pool.buffers.getNumberOfRequestedMemorySegments();
+                if (missing > network.getNumberOfAvailableMemorySegments()
+                        && number(words, 2) <= pool.buffers.getNumberOfRequiredMemorySegments()
+                        && !pool.buffers.isDestroyed()) {
+                    return "false"; // Flink waits until its time-out
+                }
+                pool.buffers.reserveSegments(number(words, 2));
+                return "true";
             case "destroy":
                 pool.buffers.lazyDestroy();
                 return "";
