@@ -228,6 +228,17 @@ def test_what_a_strategy_refuses_names_the_option(kind, key, value, message):
     )
 
 
+@pytest.mark.parametrize(
+    "make", [lambda delay: FixedDelay(1, delay), lambda delay: FailureRate(1, 60, delay)]
+)
+def test_a_negative_delay_is_refused_and_none_is_allowed(make):
+    """Flink's constructors; options cannot have such a value."""
+    assert make(0.0).backoff_s(0) == 0
+    with pytest.raises(OptionRefused, match="Backoff time must be at least 0 ms") as refused:
+        make(-0.001)
+    assert refused.value.key.endswith(".delay")
+
+
 def test_fixed_delay_without_attempts_never_restarts():
     """0 attempts are allowed."""
     strategy = FixedDelay(0, 1.0)
@@ -366,9 +377,11 @@ def test_a_delay_that_no_longer_fits_a_float_is_the_maximum():
     assert NoRestart().can_restart(0.0) is False
 
 
-@pytest.mark.parametrize(("after_s", "restarts"), [(59.999, False), (60.0, False), (60.001, True)])
+@pytest.mark.parametrize(
+    ("after_s", "restarts"), [(59.999, False), (60.0, False), (60.0009, False), (60.001, True)]
+)
 def test_failures_that_are_exactly_the_interval_apart_count_together(after_s: float, restarts: bool):
-    """FailureRateRestartBackoffTimeStrategy: the oldest of them must be more than the interval ago."""
+    """FailureRateRestartBackoffTimeStrategy: the oldest of them must be more than the interval ago. The clock has whole milliseconds."""
     strategy = FailureRate(1, 60, 1)
     for now in (1.0, 1.0 + after_s):
         strategy.notify_failure(now)

@@ -37,6 +37,11 @@ def _clock_ms(now: float) -> int:
     return round(now * NS) // NANOS_PER_MILLI
 
 
+def _require_delay(seconds: float, key: str) -> None:
+    """Raise OptionRefused for a negative delay, as Flink's constructors do."""
+    require_option(seconds >= 0, "Backoff time must be at least 0 ms.", key, "write at least 0")
+
+
 def _setting(options: Options, key: str) -> float:
     """Return a duration in seconds, cut to whole milliseconds as Duration.toMillis does."""
     return _clock_ms(options.duration(key)) / MILLIS
@@ -98,6 +103,7 @@ class FixedDelay(RestartStrategy):
         require_option(
             self.attempts >= 0, text, FIXED_DELAY + "attempts", "write none as the type for no restart"
         )
+        _require_delay(self.delay_s, self.option)
 
     @property
     def text(self) -> str:
@@ -128,6 +134,7 @@ class FailureRate(RestartStrategy):
         require_option(
             _millis(interval_s) > 0, text, FAILURE_RATE + "failure-rate-interval", "the default is 1 min"
         )
+        _require_delay(delay_s, self.option)
         self._max_failures = max_failures
         self._interval_s = interval_s
         self.delay_s = delay_s
@@ -147,7 +154,7 @@ class FailureRate(RestartStrategy):
 
     def can_restart(self, now: float) -> bool:
         full = len(self._times) > self._max_failures
-        return not (full and _millis(now) - _millis(self._times[0]) <= _millis(self._interval_s))
+        return not (full and _clock_ms(now) - _clock_ms(self._times[0]) <= _millis(self._interval_s))
 
 
 class ExponentialConfig(Struct, frozen=True):
@@ -300,7 +307,7 @@ class EarlierExponentialDelay(RestartStrategy):
         return self._config.option_of(self._backoff_ms)
 
     def notify_failure(self, now: float) -> bool:
-        now_ms, last_ms = _millis(now), self._last_failure_ms
+        now_ms, last_ms = _clock_ms(now), self._last_failure_ms
         self._last_failure_ms = now_ms
         if last_ms is None or now_ms - last_ms >= _millis(self._config.reset_s) + self._backoff_ms:
             self._backoff_ms = self._initial_ms
