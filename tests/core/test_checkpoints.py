@@ -50,7 +50,8 @@ def test_J_16_a_success_breaks_the_row():
 
 
 def test_J_17_only_five_reasons_count():
-    """Tolerable 0, every reason once with id -2."""
+    """Tolerable 0, each of Flink's reasons once with id -2."""
+    assert len(R) == 24
     manager = CheckpointFailureManager(0)
     counted = [reason for reason in R if manager.on_failure(-2, reason) is not None]
     assert {*counted} == {
@@ -428,6 +429,13 @@ def test_J_15_what_flinks_checkpoint_config_refuses_is_refused(key, least, below
         CheckpointConfig.of(Options({key: below}))
     found = refused.value
     assert (found.class_name, found.message, found.key) == ("IllegalArgumentException", message, key)
+
+
+def test_J_48_a_negative_pause_is_refused():
+    """CheckpointConfig.setMinPauseBetweenCheckpoints; none is allowed."""
+    assert CheckpointConfig(min_pause_s=0).min_pause_s == 0
+    with pytest.raises(OptionRefused, match="Pause value must be zero or positive"):
+        CheckpointConfig(min_pause_s=-0.001)
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,21 @@ UNKNOWN_CHECKPOINT = -1
 
 
 class CheckpointFailureReason(Enum):
-    """Flink's names and texts of the failure reasons that occur here."""
+    """Flink's names and texts of the failure reasons."""
 
+    PERIODIC_SCHEDULER_SHUTDOWN = "Periodic checkpoint scheduler is shut down."
+    TOO_MANY_CHECKPOINT_REQUESTS = "The maximum number of queued checkpoint requests exceeded"
+    MINIMUM_TIME_BETWEEN_CHECKPOINTS = (
+        "The minimum time between checkpoints is still pending. "
+        "Checkpoint will be triggered after the minimum time."
+    )
     NOT_ALL_REQUIRED_TASKS_RUNNING = "Not all required tasks are currently running."
     IO_EXCEPTION = "An Exception occurred while triggering the checkpoint. IO-problem detected."
+    BLOCKING_OUTPUT_EXIST = "Blocking output edge exists in running tasks."
     CHECKPOINT_ASYNC_EXCEPTION = "Asynchronous task checkpoint failed."
+    CHANNEL_STATE_SHARED_STREAM_EXCEPTION = (
+        "The checkpoint was aborted due to exception of other subtasks sharing the ChannelState file."
+    )
     CHECKPOINT_EXPIRED = "Checkpoint expired before completing."
     CHECKPOINT_SUBSUMED = "Checkpoint has been subsumed."
     CHECKPOINT_DECLINED = "Checkpoint was declined."
@@ -65,6 +75,7 @@ class CheckpointFailureReason(Enum):
     JOB_FAILOVER_REGION = "FailoverRegion is restarting."
     TASK_FAILURE = "Task has failed."
     TASK_CHECKPOINT_FAILURE = "Task local checkpoint failure."
+    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "Unknown task for the checkpoint to notify."
     FINALIZE_CHECKPOINT_FAILURE = "Failure to finalize checkpoint."
     TRIGGER_CHECKPOINT_FAILURE = "Trigger checkpoint failure."
 
@@ -169,6 +180,12 @@ class CheckpointConfig(Struct, frozen=True):
                 "Checkpoint timeout must be larger than or equal to 10 ms",
                 "timeout",
                 "the default is 10 min",
+            ),
+            (
+                self.min_pause_s >= 0,
+                "Pause value must be zero or positive",
+                "min-pause",
+                "the default is 0",
             ),
             (
                 self.max_concurrent >= 1,
