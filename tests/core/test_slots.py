@@ -56,6 +56,21 @@ def test_placement_spreads_and_begins_with_the_lowest_ordinal():
     assert [(s.owner.ordinal, s.index) for s in taken] == [(0, 0), (1, 0), (2, 0), (0, 1)]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((1, 4), [0, 1, 1, 1, 1]),
+        ((4, 1), [0, 1, 0, 0, 0]),
+        ((2, 4), [0, 1, 1, 0, 1, 1]),
+        ((1, 2, 3), [0, 1, 2, 2, 1, 2]),
+    ],
+)
+def test_the_share_of_used_slots_decides_where_taskmanagers_have_different_numbers(sizes, expected):
+    """DefaultResourceAllocationStrategy.leastUtilization; the lowest ordinal of equal shares."""
+    taken = table(*sizes).take([f"a{number}" for number in range(sum(sizes))])
+    assert [slot.owner.ordinal for slot in taken] == expected
+
+
 def test_taskmanagers_are_filled_one_after_the_other_unless_slots_are_spread():
     """Flink's default. A suspended TaskManager is left out, and a slot that is free again is the next one."""
     made = table(2, 2, 2, spread=False)

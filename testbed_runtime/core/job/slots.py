@@ -68,13 +68,17 @@ class _TaskManager:
     suspended: bool = False
 
     @property
-    def used(self) -> int:
-        return sum(slot.state is not SlotState.FREE for slot in self.slots)
+    def free(self) -> int:
+        return sum(slot.state is SlotState.FREE for slot in self.slots)
+
+    @property
+    def utilization(self) -> float:
+        return 1 - self.free / len(self.slots)
 
 
 class SlotTable:
     """The slots of all registered TaskManagers, as the ResourceManager knows them. `spread`: a slot is allocated on the TaskManager
-    with the fewest used ones; otherwise, one TaskManager is filled after the other."""
+    with the smallest share of used ones; otherwise, one TaskManager is filled after the other."""
 
     def __init__(self, *, spread: bool = True) -> None:
         self._spread = spread
@@ -105,12 +109,7 @@ class SlotTable:
     @property
     def free(self) -> int:
         """Number of slots that can be allocated now."""
-        return sum(
-            slot.state is SlotState.FREE
-            for known in self._taskmanagers.values()
-            if not known.suspended
-            for slot in known.slots
-        )
+        return sum(known.free for known in self._taskmanagers.values() if not known.suspended)
 
     @property
     def expected(self) -> int:
@@ -119,8 +118,8 @@ class SlotTable:
         return sum(slot.state in soon for known in self._taskmanagers.values() for slot in known.slots)
 
     def take(self, allocations: Sequence[str]) -> list[Slot]:
-        """Allocate a slot for each allocation, all or none ([]): each on the TaskManager with the fewest used (if slots are spread),
-        then the lowest ordinal, then the lowest index."""
+        """Allocate a slot for each allocation, all or none ([]): each on the TaskManager with the smallest share of used ones (if
+        slots are spread), then the lowest ordinal, then the lowest index."""
         if self.free < len(allocations):
             return []
         taken = []
@@ -133,9 +132,9 @@ class SlotTable:
 
     def _best(self) -> Slot:
         _, owner = min(
-            (known.used if self._spread else 0, owner)
+            (known.utilization if self._spread else 0.0, owner)
             for owner, known in self._taskmanagers.items()
-            if not known.suspended and known.used < len(known.slots)
+            if not known.suspended and known.free
         )
         return next(slot for slot in self._taskmanagers[owner].slots if slot.state is SlotState.FREE)
 
