@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from testbed_runtime.core.ids import ResultPartitionID
 from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task
-from testbed_runtime.core.job.slots import HeldSlot
+from testbed_runtime.core.job.slots import SlotPool
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 
 _GONE = (ExecutionState.CANCELING, ExecutionState.CANCELED, ExecutionState.FAILED)
 
 
 class BlockingResults:
-    """Flink's partition tracker and its release strategy. `holds` tells whether the job still holds a slot: a result is deleted
-    with the slot of its producer, or lost with its TaskManager."""
+    """Flink's partition tracker and its release strategy. A result is deleted with the slot of its producer, or lost with its
+    TaskManager, so the job has it only while the slot is in its pool."""
 
-    def __init__(
-        self, graph: ExecutionGraph, executors: TaskExecutors, holds: Callable[[HeldSlot], bool]
-    ) -> None:
+    def __init__(self, graph: ExecutionGraph, executors: TaskExecutors, pool: SlotPool) -> None:
         self._graph = graph
         self._executors = executors
-        self._holds = holds
+        self._pool = pool
         self._released: set[ResultPartitionID] = set()
 
     def available(self, producer: Task, consumer: Task) -> bool:
@@ -30,7 +28,7 @@ class BlockingResults:
         execution = self._graph.execution(producer)
         if execution.state is not ExecutionState.FINISHED or execution.slot is None:
             return execution.state not in _GONE
-        return self._holds(execution.slot) and self._released.isdisjoint(
+        return execution.slot in self._pool.all_held and self._released.isdisjoint(
             self._graph.blocking_results(producer, consumer[0])
         )
 

@@ -34,16 +34,15 @@ from testbed_runtime.core.waits import JOBMASTER_NAME
 from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
-from testbed_runtime.jobmanager.connecting import Connector
 from testbed_runtime.jobmanager.failover import Failovers
 from testbed_runtime.jobmanager.flowcontrol import FlowCoordinator
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
-from testbed_runtime.jobmanager.resourcemanager import ResourceManager, restarted
+from testbed_runtime.jobmanager.resourcemanager import ResourceManager, ServedJob, restarted
 from testbed_runtime.jobmanager.scheduler import SERVICE_TIME, Scheduler
-from testbed_runtime.jobmanager.services import RunAsync, Services, on_run_async
+from testbed_runtime.jobmanager.services import RunAsync, Services, connected, on_run_async
 from testbed_runtime.jobmanager.state import JobState
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 from testbed_runtime.jobmanager.tasks import NO_CAUSE, Cause, JobTasks
@@ -84,7 +83,6 @@ class JobMaster:
         self._names = {task: name_of(task) for task in self.graph.tasks}
         self._state = JobState(services, store, self.job, self.stored_status)
         self._executors = TaskExecutors(services, self._on_cancel_ended)
-        self._connector = Connector(services, JOBMASTER)
         self._tasks = JobTasks(services, self.graph, self._executors)
         self._completed = CompletedCheckpoints(services, self.job, store, latest)
         self._checkpoints = Checkpoints(
@@ -110,7 +108,7 @@ class JobMaster:
             on_deploying=self._on_deploying,
             on_failed=self._fail,
         )
-        self._results = BlockingResults(self.graph, self._executors, self._scheduler.holds)
+        self._results = BlockingResults(self.graph, self._executors, self._scheduler.pool)
         self.heartbeats = self._heartbeats()
         self._failovers = Failovers(
             services,
@@ -136,7 +134,7 @@ class JobMaster:
             JOBMANAGER,
             on_lost=self._on_lost,
             on_answer=self._on_heartbeat,
-            allocations=self._scheduler.report,
+            allocations=self._scheduler.pool.report,
         )
 
     def _handlers(self) -> dict[type, Handler]:
@@ -163,7 +161,10 @@ class JobMaster:
     async def start(self) -> None:
         """Schedule all tasks. A recovered job first records the commits of its latest checkpoint again."""
         await self._state.save_now()
-        self._rm.serve_job(self._scheduler, self._taskmanager_lost)
+        scheduler = self._scheduler
+        self._rm.serve_job(
+            ServedJob(self.job, scheduler.pool, self._taskmanager_lost, scheduler.not_enough_resources)
+        )
         if self._recovered is not None:
             await self._completed.recover()
             self._failovers.begin_recovered(self._revoked and revoked_text(self.job, self._revoked))
@@ -392,8 +393,8 @@ class JobMaster:
         if known is not None:
             replaced = restarted(taskmanager, self._services.options.flink_version)
             self._taskmanager_lost(replaced, "TaskManager", gone=True)
-        connected = partial(self._connected, taskmanager, message)
-        return self._connector.connect(taskmanager, message.rpc_address, connected)
+        register = partial(self._register_connected, taskmanager, message)
+        return connected(self._services, JOBMASTER, taskmanager, message.rpc_address, register)
 
     def _refused(self, message: RegisterAtJobMaster, known: int | None) -> str:
         """Return why a TaskExecutor is rejected; empty if it is not. `known`: the session of its connection."""
@@ -402,7 +403,9 @@ class JobMaster:
         newer = known is not None and message.session < known
         return "A newer connection has replaced it." if newer else ""
 
-    def _connected(self, taskmanager: TaskManagerID, message: RegisterAtJobMaster) -> RegistrationResult:
+    def _register_connected(
+        self, taskmanager: TaskManagerID, message: RegisterAtJobMaster
+    ) -> RegistrationResult:
         refused = self._refused(message, self._executors.session(taskmanager))
         if refused:
             return RegistrationResult("rejection", self._services.leader, refused)
@@ -431,14 +434,14 @@ class JobMaster:
         job has blocking results (JobMaster.internalFailAllocation)."""
         self._check_leader(message.leader)
         taskmanager = TaskManagerID.parse(message.resource_id)
-        if not self._scheduler.holds_at(taskmanager, message.allocation):
+        if not self._scheduler.pool.holds_at(taskmanager, message.allocation):
             return Acknowledge()
         self._scheduler.fail_slot(message.allocation, message.cause)
         cause = Cause("FlinkException", message.cause, "TaskManager", str(taskmanager))
         for execution in self.graph.executions:
             if execution.slot is not None and execution.slot.allocation == message.allocation:
                 self._slot_lost(execution, cause)
-        if not self._scheduler.report(taskmanager) and not self.graph.has_blocking:
+        if not self._scheduler.pool.report(taskmanager) and not self.graph.has_blocking:
             text = f"No more slots registered at JobMaster {taskmanager}."
             self._taskmanager_lost(Lost(taskmanager, text, "FlinkException"), JOBMASTER_NAME)
         self._scheduler.request_slots()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -27,7 +26,7 @@ from testbed_runtime.core.job.messages import (
     RequestSlot,
     SlotReport,
 )
-from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable, spreads_slots
+from testbed_runtime.core.job.slots import SlotKey, SlotPool, SlotState, SlotTable, spreads_slots
 from testbed_runtime.core.versions import (
     DECLARATIVE_SLOTS,
     RESTART_NAMES_TASKMANAGER,
@@ -37,11 +36,10 @@ from testbed_runtime.core.versions import (
 )
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.waits import OpenWait
-from testbed_runtime.jobmanager.connecting import Connector
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
-from testbed_runtime.jobmanager.services import RunAsync, Services, on_run_async
+from testbed_runtime.jobmanager.services import RunAsync, Services, connected, on_run_async
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import Handler, NoAnswer, RemoteFailure
+from testbed_runtime.ports.rpc import ASK_FAILURES, Handler, NoAnswer
 
 RETRY_S = 0.1
 """Pause before a refused slot is requested again if there is no such delay: its TaskManager may just be freeing it."""
@@ -57,22 +55,15 @@ def restarted(taskmanager: TaskManagerID, version: str) -> Lost:
     return Lost(taskmanager, text, "FlinkException")
 
 
-class SlotOwner(Protocol):
-    """The slot pool of a job, as the ResourceManager sees it."""
+class ServedJob(Struct, frozen=True):
+    """The job that slots are allocated for. Its callbacks are called in the mailbox of its JobMaster."""
 
-    @property
-    def job(self) -> str: ...
-
-    def expect_slot(self, allocation: str, key: SlotKey) -> None: ...
-
-    def holds_at(self, taskmanager: TaskManagerID, allocation: str) -> bool:
-        """Return whether the job still uses this slot of a TaskManager."""
-
-    def slot_refused(self, allocation: str) -> bool:
-        """Return True when the slot was expected, so that its key is wanted again."""
-
-    def not_enough_resources(self) -> None:
-        """Handle that the job requests more slots than it can get from a standalone ResourceManager."""
+    job: str
+    pool: SlotPool
+    on_lost: Callable[[Lost, str], None]
+    """Called with the loss of a TaskManager, and with what detected it."""
+    on_unfulfillable: Callable[[], None]
+    """Called when the job requests more slots than it can get from a standalone ResourceManager."""
 
 
 class _Registration(Struct, frozen=True):
@@ -137,15 +128,13 @@ class ResourceManager:
         self._services = services
         self._table = SlotTable(spread=spreads_slots(services.options))
         self._registered: dict[TaskManagerID, _Registration] = {}
-        self._connector = Connector(services, RESOURCEMANAGER)
         self._connecting: dict[TaskManagerID, object] = {}
         """The newest attempt to register of each TaskManager that is being connected."""
         self._registrations = 0
         """Number of registrations so far."""
         self._suspended: set[TaskManagerID] = set()
         """Those that get no allocation until they answer a heartbeat. Registering again is no answer."""
-        self._owner: SlotOwner | None = None
-        self._on_job_lost: Callable[[Lost, str], None] = lambda _lost, _detector: None
+        self._served: ServedJob | None = None
         self._wanted: list[SlotKey] = []
         self._declared: list[SlotKey] = []
         """Keys to request when no other has been added for some time."""
@@ -198,9 +187,9 @@ class ResourceManager:
 
     # ---- what the JobMaster calls
 
-    def serve_job(self, owner: SlotOwner, on_lost: Callable[[Lost, str], None]) -> None:
-        """Allocate slots for this job from now on. `on_lost(loss, detector)` is called in the mailbox of the JobMaster."""
-        self._owner, self._on_job_lost = owner, on_lost
+    def serve_job(self, job: ServedJob) -> None:
+        """Allocate slots for this job from now on."""
+        self._served = job
         self.cancel_requests()
 
     def request(self, keys: Sequence[SlotKey]) -> None:
@@ -255,7 +244,7 @@ class ResourceManager:
         taskmanager, attempt = TaskManagerID.parse(message.resource_id), object()
         self._connecting[taskmanager] = attempt
         register = partial(self._register_connected, message, attempt)
-        answer = self._connector.connect(taskmanager, message.rpc_address, register)
+        answer = connected(self._services, RESOURCEMANAGER, taskmanager, message.rpc_address, register)
         answer.add_done_callback(partial(self._forget_attempt, taskmanager, attempt))
         return answer
 
@@ -302,8 +291,8 @@ class ResourceManager:
 
     def _held(self, taskmanager: TaskManagerID, message: SlotReport) -> list[tuple[int, str]]:
         """Return the allocated slots that the job still uses, because it has not lost the TaskManager (yet)."""
-        owner = self._owner
-        return [slot for slot in message.allocations if owner and owner.holds_at(taskmanager, slot[1])]
+        served = self._served
+        return [slot for slot in message.allocations if served and served.pool.holds_at(taskmanager, slot[1])]
 
     async def _disconnect(self, message: DisconnectTaskExecutor) -> Acknowledge:
         """Handle that a TaskManager has given up this ResourceManager (ResourceManager.disconnectTaskManager), and registers again."""
@@ -343,8 +332,8 @@ class ResourceManager:
 
     def _relay(self, lost: Lost, detector: str) -> None:
         """Disconnect a TaskManager from the job (JobMasterGateway.disconnectTaskManager)."""
-        if self._owner is not None:
-            self._services.run_async(JOBMASTER, self._on_job_lost, lost, detector)
+        if self._served is not None:
+            self._services.run_async(JOBMASTER, self._served.on_lost, lost, detector)
 
     def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
         if heartbeat.allocations is not None:
@@ -372,10 +361,10 @@ class ResourceManager:
     def _on_check(self) -> None:
         """Allocate as many of the requested slots as are free."""
         self._check.stop()
-        owner, count = self._owner, min(self._table.free, len(self._wanted))
+        served, count = self._served, min(self._table.free, len(self._wanted))
         self._unfulfillable = self._table.expected < len(self._wanted)
-        if owner is not None and count:
-            self._allocate(owner, count)
+        if served is not None and count:
+            self._allocate(served, count)
         self._fail_unfulfillable()
 
     def _on_start_up_ended(self) -> None:
@@ -384,53 +373,47 @@ class ResourceManager:
         self._fail_unfulfillable()
 
     def _fail_unfulfillable(self) -> None:
-        if self._fails_unfulfillable and self._unfulfillable and self._owner is not None:
-            self._services.run_async(JOBMASTER, self._owner.not_enough_resources)
+        if self._fails_unfulfillable and self._unfulfillable and self._served is not None:
+            self._services.run_async(JOBMASTER, self._served.on_unfulfillable)
 
-    def _allocate(self, owner: SlotOwner, count: int) -> None:
+    def _allocate(self, served: ServedJob, count: int) -> None:
         keys, self._wanted = self._wanted[:count], self._wanted[count:]
         allocations = [self._new_allocation() for _ in keys]
         slots = self._table.take(allocations)
         for key, slot in zip(keys, slots, strict=True):
             self._keys[slot.allocation] = key
-            owner.expect_slot(slot.allocation, key)
+            served.pool.expect(slot.allocation, key)
             request = RequestSlot(
                 slot=slot.index,
                 allocation=slot.allocation,
-                job=owner.job,
+                job=served.job,
                 jobmaster_address=self._services.rpc.address,
                 jobmaster_leader=self._services.leader,
                 leader=self._services.leader,
             )
-            asking = self._ask(slot.owner, self._registered[slot.owner].address, request)
-            self._services.tasks.spawn(asking, f"request-slot-{slot.owner}")
+            self._services.ask_async(
+                RESOURCEMANAGER,
+                slot.owner,
+                self._registered[slot.owner].address,
+                request,
+                partial(self._on_requested, slot.allocation),
+                name=f"request-slot-{slot.owner}",
+                call_id=f"request-slot/{slot.allocation}",
+            )
 
     def _new_allocation(self) -> str:
         self._allocations += 1
         return f"{self._services.leader[:16]}{self._allocations:016x}"
 
-    async def _ask(self, taskmanager: TaskManagerID, address: Address, request: RequestSlot) -> None:
-        granted, reached = False, True
-        try:
-            call_id = f"request-slot/{request.allocation}"
-            answer = await self._services.ask(taskmanager, address, request, call_id=call_id)
-            granted = not (isinstance(answer, Acknowledge) and not answer.accepted)
-        except RemoteFailure:
-            pass
-        except NoAnswer:
-            reached = False
-        self._services.run_async(
-            RESOURCEMANAGER, self._on_requested, request.allocation, granted=granted, reached=reached
-        )
-
-    def _on_requested(self, allocation: str, *, granted: bool, reached: bool) -> None:
+    def _on_requested(self, allocation: str, answer: object) -> None:
         slot = self._table.slot(allocation)
         if slot is None or slot.state is not SlotState.PENDING:
             return
-        if granted:
+        refused = isinstance(answer, Acknowledge) and not answer.accepted
+        if not (refused or isinstance(answer, ASK_FAILURES)):
             self._table.mark(allocation, SlotState.ALLOCATED, self._services.clock.now())
             return
-        if not reached:
+        if isinstance(answer, NoAnswer):
             self.suspend(slot.owner)
         self._table.mark(allocation, SlotState.FREE)
         self._want_again(allocation)
@@ -441,7 +424,7 @@ class ResourceManager:
 
     def _want_again(self, allocation: str) -> None:
         key = self._keys.pop(allocation, None)
-        if key is None or self._owner is None or not self._owner.slot_refused(allocation):
+        if key is None or self._served is None or not self._served.pool.unexpect(allocation):
             return
         if key not in self._wanted:
             self._wanted.append(key)
@@ -469,24 +452,20 @@ class ResourceManager:
         if slot is None or allocation in self._freeing:
             return
         self._freeing[allocation] = None
-        address = self._registered[slot.owner].address
-        message = FreeSlot(allocation, cause, self._services.leader)
-        self._services.tasks.spawn(self._ask_free(slot.owner, address, message), f"free-slot-{slot.owner}")
+        self._services.ask_async(
+            RESOURCEMANAGER,
+            slot.owner,
+            self._registered[slot.owner].address,
+            FreeSlot(allocation, cause, self._services.leader),
+            partial(self._on_freed, allocation),
+            name=f"free-slot-{slot.owner}",
+        )
 
-    async def _ask_free(self, taskmanager: TaskManagerID, address: Address, message: FreeSlot) -> None:
-        done = True
-        try:
-            await self._services.ask(taskmanager, address, message)
-        except RemoteFailure:
-            pass  # the allocation is unknown there: the slot is free
-        except NoAnswer:
-            done = False
-        self._services.run_async(RESOURCEMANAGER, self._on_freed, message.allocation, done=done)
-
-    def _on_freed(self, allocation: str, *, done: bool) -> None:
+    def _on_freed(self, allocation: str, answer: object) -> None:
+        """Make a released slot free. A TaskExecutor that answers with an error does not know the allocation: it is free there too."""
         self._freeing.pop(allocation, None)
         slot = self._table.slot(allocation)
-        if done and slot is not None and slot.state is SlotState.RELEASING:
+        if not isinstance(answer, NoAnswer) and slot is not None and slot.state is SlotState.RELEASING:
             self._table.mark(allocation, SlotState.FREE)
             self._keys.pop(allocation, None)
             self._check_requirements()

@@ -13,7 +13,7 @@ from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.job.limits import option_limit, start_up_limit
 from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
 from testbed_runtime.core.job.results import FIRST_RECORD, FULL_RESULT
-from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
+from testbed_runtime.core.job.slots import SlotKey, SlotPool, needed_slots
 from testbed_runtime.core.waits import JOBMASTER_NAME, NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
@@ -59,7 +59,7 @@ class _Deployment:
 
 
 class Scheduler:
-    """Owns the job's slot pool. Runs in the JobMaster's mailbox.
+    """Owns the job's slot pool, for which the ResourceManager allocates slots. Runs in the JobMaster's mailbox.
 
     Calls `on_deploying` with the number of a restart when each of its tasks has a slot, and `on_failed` for a task that got no slot or
     could not be deployed."""
@@ -84,7 +84,7 @@ class Scheduler:
         self._restore = restore
         self._on_deploying = on_deploying
         self._on_failed = on_failed
-        self._pool = SlotPool()
+        self.pool = SlotPool()
         self._timeout = option_limit(services.options, "slot.request.timeout")
         self._deployments: list[_Deployment] = []
         self._bulks: list[_Bulk] = []
@@ -182,7 +182,7 @@ class Scheduler:
     def request_slots(self) -> None:
         """Request the slots that are still missing."""
         if self._bulks:
-            self._rm.request(self._pool.missing(self._awaited()))
+            self._rm.request(self.pool.missing(self._awaited()))
             self._try_deploy()
 
     def _awaited(self) -> list[SlotKey]:
@@ -203,12 +203,12 @@ class Scheduler:
                 bulk.end(Outcome.CANCELLED)
                 self._bulks.remove(bulk)
         self._rm.cancel_requests()
-        self._rm.release(self._pool.drop_expectations(frozenset(self._awaited())), text)
+        self._rm.release(self.pool.drop_expectations(frozenset(self._awaited())), text)
         self.request_slots()
 
     def abandon(self) -> None:
         """Stop deploying, and take none of the requested slots."""
-        self.cancel(frozenset(self._graph.tasks), f"The job {self.job} ends.")
+        self.cancel(frozenset(self._graph.tasks), f"The job {self._stored.job} ends.")
 
     def close(self) -> None:
         for bulk in self._bulks:
@@ -305,59 +305,39 @@ class Scheduler:
         """Return a task of each region that lacks a slot. Flink requests the slots of each region separately, so each region fails."""
         found: dict[Task, Task] = {}
         for task in bulk.tasks:
-            if not self._pool.has([self._graph.key(task)]):
+            if not self.pool.has([self._graph.key(task)]):
                 found.setdefault(self._graph.regions.region(task)[0], task)
         return list(found.values())
 
     # ---- slots
 
-    def holds(self, slot: HeldSlot) -> bool:
-        return slot in self._pool.all_held
-
-    @property
-    def job(self) -> str:
-        return self._stored.job
-
-    def expect_slot(self, allocation: str, key: SlotKey) -> None:
-        self._pool.expect(allocation, key)
-
-    def holds_at(self, taskmanager: TaskManagerID, allocation: str) -> bool:
-        return self._pool.holds_at(taskmanager, allocation)
-
-    def slot_refused(self, allocation: str) -> bool:
-        return self._pool.unexpect(allocation)
-
     def offer(self, taskmanager: TaskManagerID, slots: Iterable[tuple[int, str]]) -> tuple[str, ...]:
         """Take the slots that were requested. Return their allocations."""
-        accepted = tuple(alloc for index, alloc in slots if self._pool.offer(taskmanager, alloc, index))
+        accepted = tuple(alloc for index, alloc in slots if self.pool.offer(taskmanager, alloc, index))
         self._try_deploy()
         return accepted
 
-    def report(self, taskmanager: TaskManagerID) -> tuple[tuple[int, str], ...]:
-        """Return the slots that the job holds at a TaskManager, by index."""
-        return self._pool.report(taskmanager)
-
     def fail_slot(self, allocation: str, text: str) -> None:
         """Give up a slot that its TaskManager does not hold any more."""
-        self._pool.forget(allocation)
+        self.pool.forget(allocation)
         self._rm.release([allocation], text)
 
     def lose(self, taskmanager: TaskManagerID, text: str) -> None:
         """Drop the slots of a lost TaskManager."""
-        self._rm.release([slot.allocation for slot in self._pool.lose(taskmanager)], text)
+        self._rm.release([slot.allocation for slot in self.pool.lose(taskmanager)], text)
 
     def release_all(self, text: str) -> None:
         self._rm.cancel_requests()
-        held = [slot.allocation for slot in self._pool.all_held]
+        held = [slot.allocation for slot in self.pool.all_held]
         for allocation in held:
-            self._pool.forget(allocation)
+            self.pool.forget(allocation)
         self._rm.release(held, text)
 
     # ---- deploy
 
     def _try_deploy(self) -> None:
         for bulk in list(self._bulks):
-            if self._pool.has(map(self._graph.key, bulk.tasks)):
+            if self.pool.has(map(self._graph.key, bulk.tasks)):
                 bulk.end(Outcome.COMPLETED)
                 self._bulks.remove(bulk)
                 self._deploy(bulk)
@@ -367,7 +347,7 @@ class Scheduler:
         if bulk.restart:
             self._on_deploying(bulk.restart)
         for task in bulk.tasks:
-            self._graph.assign(task, self._pool.held(self._graph.key(task)))
+            self._graph.assign(task, self.pool.held(self._graph.key(task)))
         for task in bulk.tasks:
             self._tasks.transition(task, _S.DEPLOYING)
             self._services.run_async(JOBMASTER, self._submit, self._graph.execution(task))
@@ -376,7 +356,7 @@ class Scheduler:
         if execution.state is not _S.DEPLOYING:
             return  # it was cancelled meanwhile
         context = DeploymentContext(
-            job=self.job,
+            job=self._stored.job,
             leader=self._services.leader,
             job_started=self._stored.job_started,
             restore=self._restore(),
@@ -408,7 +388,7 @@ class Scheduler:
         )
         if execution.state is not _S.CANCELING:
             if message.refused and execution.slot is not None:
-                self._pool.forget(execution.slot.allocation)
+                self.pool.forget(execution.slot.allocation)
                 self._rm.release([execution.slot.allocation], message.text)
             self._executors.cancel_once(execution)
         self._on_failed(execution.task, cause)

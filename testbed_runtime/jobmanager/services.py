@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,7 +11,8 @@ from typing import Any, ParamSpec
 from msgspec import Struct, field
 
 from testbed_runtime.core.ids import TaskManagerID
-from testbed_runtime.core.job.messages import TASKEXECUTOR
+from testbed_runtime.core.job.messages import TASKEXECUTOR, RegistrationResult, RemoteHandshakeMessage
+from testbed_runtime.core.job.rpcnames import actor_address
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
@@ -65,6 +67,30 @@ class Services(Struct, frozen=True):
             taskmanager.name, address, TASKEXECUTOR, message, timeout_s=timeout_s, call_id=call_id
         )
 
+    def ask_async(
+        self,
+        endpoint: str,
+        taskmanager: TaskManagerID,
+        address: Address,
+        message: object,
+        handle: Callable[[object], None],
+        *,
+        name: str,
+        call_id: str = "",
+    ) -> None:
+        """Ask in the background. `handle` gets the answer, or the error of ASK_FAILURES, in the endpoint's mailbox
+        (CompletableFuture.handleAsync)."""
+
+        async def asking() -> None:
+            answer: object
+            try:
+                answer = await self.ask(taskmanager, address, message, call_id=call_id)
+            except ASK_FAILURES as error:
+                answer = error
+            self.run_async(endpoint, handle, answer)
+
+        self.tasks.spawn(asking(), name)
+
     async def tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
         """Send a TaskExecutor a message that may be lost."""
         with contextlib.suppress(*ASK_FAILURES):
@@ -90,3 +116,30 @@ class Services(Struct, frozen=True):
             text=text,
             data=dict(data or {}),
         )
+
+
+def connected(
+    services: Services,
+    endpoint: str,
+    taskmanager: TaskManagerID,
+    address: Address,
+    register: Callable[[], RegistrationResult],
+) -> asyncio.Future[RegistrationResult]:
+    """Connect an endpoint to a TaskExecutor before its registration is answered (RpcService.connect). Return the future answer:
+    that of `register`, or a failure if the address cannot be connected."""
+    registered: asyncio.Future[RegistrationResult] = asyncio.get_running_loop().create_future()
+
+    def on_connected(answer: object) -> None:
+        if isinstance(answer, ASK_FAILURES):
+            where = actor_address(address, TASKEXECUTOR, services.options.flink_version)
+            text = f"Could not connect to rpc endpoint under address {where}."
+            result = RegistrationResult("failure", services.leader, text)
+        else:
+            result = register()
+        if not registered.done():
+            registered.set_result(result)
+
+    services.ask_async(
+        endpoint, taskmanager, address, RemoteHandshakeMessage(), on_connected, name=f"connect-{taskmanager}"
+    )
+    return registered
