@@ -7,7 +7,9 @@ and the options.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import yaml
 from pydantic import BaseModel
 
 from testbed_runtime.api import models
@@ -15,7 +17,6 @@ from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.vocabulary import Kind
-from testbed_runtime.core.judgement.expectations import NEEDS_BOUND
 
 Rule = dict[str, str]
 """One entry of `x-kubernetes-validations`."""
@@ -42,69 +43,34 @@ def _same(path: str) -> str:
     return f"has({after}) == has({before}) && (!has({after}) || {after} == {before})"
 
 
-_OTHERS: dict[str, tuple[Rule, ...]] = {
-    "Expectation": (
-        {
-            "rule": "has(self.versus) || (has(self.equals) ? !has(self.min) && !has(self.max) : has(self.min) || has(self.max))",
-            "message": NEEDS_BOUND,
-        },
-        {
-            "rule": "has(self.versus) ? has(self.improvesBy) != has(self.within) && !has(self.equals) && !has(self.min) && !has(self.max)"
-            " : !has(self.improvesBy) && !has(self.within)",
-            "message": "versus needs either improvesBy or within, and no other bound; both need versus",
-        },
-    ),
-    "ScenarioRunSpec": (
-        *(
-            {
-                "rule": f"self.{field} == oldSelf.{field}",
-                "message": f"{field} of a run does not change, only suspend and ttlSecondsAfterFinished do: create another ScenarioRun",
-            }
-            for field in ("scenario", "scenarioName", "control")
-        ),
-        *(
-            {
-                "rule": _same(field),
-                "message": f"{field} of a run does not change, only suspend and ttlSecondsAfterFinished do: create another ScenarioRun",
-            }
-            for field in ("variants", "evaluation")
-        ),
-        {
-            "rule": "!has(self.evaluation) || !has(self.evaluation.executors) || self.evaluation.executors == 0"
-            " || (has(self.evaluation.historyClaim) && self.evaluation.historyClaim != '')",
-            "message": "executors in pods of their own reach no history without evaluation.historyClaim: name a volume claim that"
-            " several nodes can mount, or write executors: 0",
-        },
-    ),
-    "FaultResourceSpec": (
-        {
-            "rule": "self.plan == oldSelf.plan || oldSelf.plan",
-            "message": "a fault that was begun cannot become a plan: delete it, that ends it",
-        },
-    ),
-}
+def _unchangeable(field: str, rule: str) -> Rule:
+    """Return the rule for a field of a ScenarioRun that does not change."""
+    advice = (
+        "of a run does not change, only suspend and ttlSecondsAfterFinished do: create another ScenarioRun"
+    )
+    return {"rule": rule, "message": f"{field} {advice}"}
 
-_ROOTS: dict[str, tuple[Rule, ...]] = {
-    "Fault": (
-        {
-            "rule": "!has(oldSelf.status) || !has(oldSelf.status.phase)"
-            " || !(oldSelf.status.phase in ['Planned', 'Active']) || self.spec == oldSelf.spec",
-            "message": "the spec of a fault that was begun does not change: delete it, that ends it, and create another",
-        },
+
+_OTHERS: dict[str, list[Rule]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
+_OTHERS["ScenarioRunSpec"] = [
+    *(
+        _unchangeable(field, f"self.{field} == oldSelf.{field}")
+        for field in ("scenario", "scenarioName", "control")
     ),
-    "TuningStudy": (
-        {
-            "rule": "!has(oldSelf.status) || !has(oldSelf.status.startedAt) || ("
-            + " && ".join(
-                _same(f"spec.{field}") for field in TuningStudySpec.model_fields if field not in _CHANGEABLE
-            )
-            + ")",
-            "message": "of a study that has begun, only budget, apply and suspend change, because its rows must be measured alike: delete it,"
-            " and create it again",
-        },
-    ),
-}
-"""Rules between the status and the spec of a kind."""
+    *(_unchangeable(field, _same(field)) for field in ("variants", "evaluation")),
+    *_OTHERS["ScenarioRunSpec"],
+]
+_FIXED = [_same(f"spec.{field}") for field in TuningStudySpec.model_fields if field not in _CHANGEABLE]
+_OTHERS["TuningStudy"] = [
+    {
+        "rule": f"!has(oldSelf.status) || !has(oldSelf.status.startedAt) || ({' && '.join(_FIXED)})",
+        "message": "of a study that has begun, only budget, apply and suspend change, because its rows must be measured alike: "
+        "delete it, and create it again",
+    }
+]
+"""The rules of crd_rules.yaml, and those for fields that never change, or not after the beginning of a study."""
 
 
 def _of_kind(kind: Kind, model: type[BaseModel]) -> list[Rule]:
@@ -138,7 +104,7 @@ def rules_of_root(kind: str) -> list[Rule]:
         "rule": f"self.metadata.name.size() <= {most} && self.metadata.name.matches('{models.NAME_PATTERN}')",
         "message": f"the name of a {kind} has at most {most} lower-case letters, digits and dashes, a letter first: {why}",
     }
-    return [named, *_ROOTS.get(kind, ())]
+    return [named, *_OTHERS.get(kind, ())]
 
 
 def _union(model: type[BaseModel], what: str, names: Sequence[str]) -> Rule:

@@ -43,6 +43,11 @@ def _column(
     return {**column, "description": description} if description else column
 
 
+def _status(*names: str, wide: bool = False) -> list[Column]:
+    """Return the columns of these fields of the status, each named like its field."""
+    return [_column(name, f".status.{name.lower()}", wide=wide) for name in names]
+
+
 def _condition(name: str, **how: Any) -> Column:
     return _column(name, f'.status.conditions[?(@.type=="{name}")].status', **how)
 
@@ -67,11 +72,11 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
             _column("Wanted", ".spec.taskManagers.replicas", "integer"),
             _column("Job", ".status.jobState"),
             _AGE,
-            _column("Tasks", ".status.tasks", wide=True),
+            *_status("Tasks", wide=True),
             _column("Restarts", ".status.restarts", "integer", wide=True),
             _column("Flink", ".spec.flinkVersion", wide=True),
             _column("Run", ".spec.run", wide=True),
-            _column("Message", ".status.message", wide=True),
+            *_status("Message", wide=True),
         ),
         scale={
             "specReplicasPath": ".spec.taskManagers.replicas",
@@ -88,17 +93,13 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         max_name=limits.MAX_NAME,
         name_use="it is named in reports",
         columns=(
-            _column("Phase", ".status.phase"),
-            _column("Kind", ".status.kind"),
-            _column("Target", ".status.target"),
-            _column("Remaining", ".status.remaining"),
-            _column("Reason", ".status.reason"),
+            *_status("Phase", "Kind", "Target", "Remaining", "Reason"),
             _AGE,
             _column("Testbed", ".spec.testbedRef.name", wide=True),
-            _column("Backend", ".status.backend", wide=True),
+            *_status("Backend", wide=True),
             _condition("EffectVerified", wide=True),
             _condition("NoResidue", wide=True),
-            _column("Message", ".status.message", wide=True),
+            *_status("Message", wide=True),
         ),
         selectable=(".status.phase",),
     ),
@@ -125,16 +126,13 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         max_name=limits.MAX_RUN_NAME,
         name_use="its pods are named after it",
         columns=(
-            _column("Phase", ".status.phase"),
-            _column("Progress", ".status.progress"),
-            _column("Verdict", ".status.verdict"),
+            *_status("Phase", "Progress", "Verdict"),
             _reason("Ready"),
-            _column("Remaining", ".status.remaining"),
+            *_status("Remaining"),
             _column("Updated", ".status.updated", "date", description="When the runner last reported."),
             _AGE,
             _column("Scenario", ".spec.scenarioName", wide=True),
-            _column("Trial", ".status.trial", wide=True),
-            _column("Message", ".status.message", wide=True),
+            *_status("Trial", "Message", wide=True),
         ),
         selectable=(".status.phase", ".status.verdict"),
         label=naming.LABEL_RUN,
@@ -147,13 +145,10 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         max_name=limits.MAX_RUN_NAME,
         name_use="its runs are named after it",
         columns=(
-            _column("Phase", ".status.phase"),
-            _column("Progress", ".status.progress"),
-            _column("Best", ".status.best"),
+            *_status("Phase", "Progress", "Best"),
             _reason("Ready"),
             _AGE,
-            _column("Applied", ".status.applied", wide=True),
-            _column("Message", ".status.message", wide=True),
+            *_status("Applied", "Message", wide=True),
         ),
         selectable=(".status.phase",),
         label=naming.LABEL_STUDY,

@@ -16,7 +16,7 @@ from headgate_operator.health import Metrics
 from headgate_operator.population import Population
 from headgate_operator.settings import from_environment
 from testbed_runtime.api import naming, podsettings
-from testbed_runtime.api.admission import CHANGED, policies
+from testbed_runtime.api.admission import policies
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.validate import validate
 from tests.kubernetes.rendering import (
@@ -322,7 +322,8 @@ def test_the_webhook_comes_on_request_with_a_certificate_of_its_service():
     [expression] = hook["namespaceSelector"]["matchExpressions"]
     assert expression["values"] == ["one", "two"]
     changed, suspended = hook["matchConditions"]
-    assert (changed, suspended["name"]) == (CHANGED, "not-suspended")
+    conditions = policies()["testbeds"]["matchConditions"]
+    assert ([changed], suspended["name"]) == (conditions, "not-suspended")
     assert hook["failurePolicy"] == "Ignore"
     certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
     ca = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["ca.crt"]))
