@@ -7,17 +7,16 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import annotated_types
 import docs_chart
 import docs_conformance
 import docs_sources
 from docs_texts import GENERATED, text
-from pydantic import AfterValidator, StringConstraints
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
@@ -37,11 +36,16 @@ from testbed_runtime.faults.registry import LOCAL
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 KINDS_OF_TEXT = {
-    fields.Duration: "duration",
-    fields.AtText: "duration or `deploy`",
-    fields.ReplaceLostText: "duration or `Never`",
-    fields.FractionText: "decimal",
+    "duration": fields.Duration,
+    "duration or `deploy`": fields.AtText,
+    "duration or `Never`": fields.ReplaceLostText,
+    "decimal": fields.FractionText,
 }
+"""The words for texts with a syntax, which the rules of their schemas tell apart."""
+RULES_OF_TEXT = {
+    words: TypeAdapter(kind).json_schema()[fields.RULES] for words, kind in KINDS_OF_TEXT.items()
+}
+Schema = dict[str, Any]
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -54,71 +58,33 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 # ---- scenario.md
 
 
-def _parts(annotation: Any) -> tuple[Any, list[Any]]:
-    """Return an annotation without Annotated and Optional, and its constraints."""
-    found: list[Any] = []
-    while True:
-        if typing.get_origin(annotation) is typing.Annotated:
-            annotation, *more = typing.get_args(annotation)
-            found += [x for c in more for x in (c.metadata if isinstance(c, FieldInfo) else [c])]
-        elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
-            kept = [a for a in typing.get_args(annotation) if a is not type(None)]
-            if len(kept) > 1:
-                return annotation, found
-            annotation = kept[0]
-        else:
-            return annotation, found
+def _type(schema: Schema) -> str:
+    """Return the words for the type of a field."""
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{choice}`" for choice in schema.get("enum", [schema.get("const")]))
+    match schema.get("type"):
+        case "array" if "$ref" in schema["items"]:
+            return "list of objects"
+        case "array":
+            return f"list of {_type(schema['items'])}s"
+        case "object":
+            return "map of texts"
+        case "string":
+            named = "name" if schema.get("pattern") == models.NAME_PATTERN else "text"
+            return next((w for w, rules in RULES_OF_TEXT.items() if rules == schema.get(fields.RULES)), named)
+        case plain:
+            return plain or ("object" if "$ref" in schema else "integer or text")
 
 
-def _is_part(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, models.Part)
-
-
-def _type(annotation: Any, constraints: list[Any]) -> tuple[str, Any]:
-    """Return (type name, the model below it or None)."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if _is_part(annotation):
-        return "object", annotation
-    if origin is typing.Literal:
-        return " \\| ".join(f"`{a}`" for a in args).replace("\\|", "or"), None
-    if origin is list:
-        inner, more = _parts(args[0])
-        words, below = _type(inner, more)
-        return f"list of {words}s" if below is None else "list of objects", below
-    if origin is dict:
-        return "map of texts", None
-    if origin in (typing.Union, types.UnionType):
-        return "integer or text", None
-    if annotation is str:
-        return _text_kind(constraints), None
-    return {int: "integer", bool: "boolean"}[annotation], None
-
-
-def _text_kind(constraints: list[Any]) -> str:
-    for known, words in KINDS_OF_TEXT.items():
-        _, own = _parts(known)
-        if any(isinstance(c, AfterValidator) and c in own for c in constraints):
-            return words
-    named = any(isinstance(c, StringConstraints) and c.pattern == models.NAME_PATTERN for c in constraints)
-    return "name" if named else "text"
-
-
-def _bounds(annotation: Any, constraints: list[Any], words: str) -> str:
-    low = next((c.ge for c in constraints if isinstance(c, annotated_types.Ge)), None)
-    high = next((c.le for c in constraints if isinstance(c, annotated_types.Le)), None)
-    most = next((c.max_length for c in constraints if isinstance(c, annotated_types.MaxLen)), None)
-    least = next((c.min_length for c in constraints if isinstance(c, annotated_types.MinLen)), None)
-    for c in constraints:
-        if isinstance(c, StringConstraints):
-            most, least = c.max_length if most is None else most, c.min_length if least is None else least
-    if low is not None and high is not None:
-        return f"{low:,} to {high:,}"
+def _bounds(schema: Schema) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None:
-        return f"{low:,} or more"
-    if typing.get_origin(annotation) in (list, dict):
-        begin = f"{least} to " if least else "at most "
-        return f"{begin}{most:,}" if most else ""
-    return f"at most {most:,} characters" if most and words == "text" else ""
+        return f"{low:,} or more" if high is None else f"{low:,} to {high:,}"
+    least, most = schema.get("minItems"), schema.get("maxItems", schema.get("maxProperties"))
+    if most:
+        return f"{least} to {most:,}" if least else f"at most {most:,}"
+    is_text = "maxLength" in schema and _type(schema) == "text"
+    return f"at most {schema['maxLength']:,} characters" if is_text else ""
 
 
 def _default(info: FieldInfo) -> str:
@@ -132,38 +98,43 @@ def _default(info: FieldInfo) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _rows(model: type[models.Part]) -> Iterator[tuple[tuple[str, ...], str, Any, bool]]:
+def _rows(model: type[models.Part]) -> Iterator[tuple[tuple[str, ...], str, type[models.Part] | None, bool]]:
+    """Yield the row of each field, its name, the model below it, and whether it is a list."""
+    schema = model.model_json_schema(by_alias=True)
     for name, info in model.model_fields.items():
-        annotation, constraints = _parts(info.annotation)
-        constraints = [*constraints, *info.metadata]
-        words, below = _type(annotation, constraints)
         alias = str(info.alias or name)
-        row = (
-            f"`{alias}`",
-            words,
-            _default(info),
-            _bounds(annotation, constraints, words),
-            meaning(model, name),
-        )
-        yield row, alias, below, typing.get_origin(annotation) is list
+        field = schema["properties"][alias]
+        choices = [choice for choice in field.get("anyOf", ()) if choice.get("type") != "null"]
+        field = choices[0] if len(choices) == 1 else field
+        row = (f"`{alias}`", _type(field), _default(info), _bounds(field), meaning(model, name))
+        yield row, alias, next(fields.models_in(info.annotation), None), field.get("type") == "array"
 
 
-def _objects(model: type[models.Part], path: str, seen: dict[type, str]) -> Iterator[str]:
-    """Yield the table of one object, then those of the objects below it. A model that was already shown is only linked."""
+def _objects(
+    model: type[models.Part],
+    path: str,
+    seen: dict[type, str],
+    *,
+    kind: str = "",
+    shared: Set[type] = frozenset(),
+) -> Iterator[str]:
+    """Yield the table of one object, then those of the objects below it. A model that was already shown is only linked. For a `kind` that
+    is not a Scenario, parts that were shown, or that a Scenario has too (`shared`), are left out."""
     seen[model] = path
     found = list(_rows(model))
     if not found:
         return
     head = ("field", "type", "default", "bounds", "meaning")
-    yield f"## {path or 'The document'}\n\n{table(head, [row for row, *_ in found])}\n"
-    for _, alias, below, many in sorted(found, key=lambda row: row[1] == "variants"):
+    title = f"### {kind}: {path}" if kind else f"## {path or 'The document'}"
+    yield f"{title}\n\n{table(head, [row for row, *_ in found])}\n"
+    for _, alias, below, many in sorted(found, key=lambda row: not kind and row[1] == "variants"):
         where = f"{path}.{alias}".lstrip(".") + ("[]" if many else "")
-        if below is None or not below.model_fields:
+        if below is None or not below.model_fields or below in shared or (kind and below in seen):
             continue
         if below in seen:
             yield f"## {where}\n\nAs [{seen[below]}](#{_anchor(seen[below])}).\n"
         else:
-            yield from _objects(below, where, seen)
+            yield from _objects(below, where, seen, kind=kind, shared=shared)
 
 
 def _anchor(heading: str) -> str:
@@ -189,7 +160,7 @@ def kinds_page() -> str:
         spec = model.model_fields["spec"].annotation
         assert isinstance(spec, type)
         body.append(f"\n## {name}\n\n{inspect.getdoc(spec)}\n")
-        body.extend(_kind_objects(spec, "spec", seen, shared, name))
+        body.extend(_objects(spec, "spec", seen, kind=name, shared=shared))
     return "\n".join(body) + "\n"
 
 
@@ -209,19 +180,6 @@ def _models_below(model: type[models.Part]) -> Iterator[type[models.Part]]:
     for _, _, below, _ in _rows(model):
         if below is not None:
             yield from _models_below(below)
-
-
-def _kind_objects(
-    model: type[models.Part], path: str, seen: dict[type, str], shared: set[type[models.Part]], kind: str
-) -> Iterator[str]:
-    """Yield tables like _objects, without the parts that are in scenario.md."""
-    seen[model] = path
-    found = list(_rows(model))
-    head = ("field", "type", "default", "bounds", "meaning")
-    yield f"### {kind}: {path}\n\n{table(head, [row for row, *_ in found])}\n"
-    for _, alias, below, many in found:
-        if below is not None and below.model_fields and below not in seen and below not in shared:
-            yield from _kind_objects(below, f"{path}.{alias}" + ("[]" if many else ""), seen, shared, kind)
 
 
 # ---- options.md
@@ -356,7 +314,7 @@ def _parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:
         if typing.get_origin(hints[name]) is not typing.Annotated:
             continue
         annotation, info = typing.get_args(hints[name])[:2]
-        kind, _ = _parts(annotation)
+        kind = typing.get_args(annotation)[0] if isinstance(annotation, types.UnionType) else annotation
         is_option = isinstance(info, OptionInfo)
         declared = [
             d for d in (info.default, *(info.param_decls or ())) if isinstance(d, str) and d.startswith("-")
