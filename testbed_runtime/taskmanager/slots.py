@@ -83,10 +83,9 @@ class TaskSlotTable:
             self._slots[allocation] = replace(slot, active=False, releasing=True)
 
     def mark_inactive(self, allocation: str, now: float) -> None:
-        """Offer an active slot to a JobMaster again. The slot is freed if no JobMaster accepts it in time. A slot that is not active
-        keeps its deadline."""
+        """Offer a slot to a JobMaster again. The slot is freed if no JobMaster accepts it in time, counted from now."""
         slot = self._slots.get(allocation)
-        if slot is not None and slot.active:
+        if slot is not None and not slot.releasing:
             deadline = now + self._timeout_s
             self._slots[allocation] = replace(slot, deadline=deadline, active=False, accepted_at=None)
 

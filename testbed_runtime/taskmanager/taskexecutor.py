@@ -457,7 +457,8 @@ class TaskExecutor:
         )
         now = asyncio.get_running_loop().time()
         for slot in self._slots.of_job(connection.job):
-            self._slots.mark_inactive(slot.allocation, now)
+            if slot.active:
+                self._slots.mark_inactive(slot.allocation, now)
             self._tasks.fail_slot(slot.allocation, failure)
         self._arm_slot_timer()
         again.offer()

@@ -80,15 +80,16 @@ def test_a_slot_that_does_not_become_active_in_time_expires():
     assert [s.index for s in slots.of_job("job")] == [1]
 
 
-def test_an_active_slot_that_is_offered_again_has_a_new_deadline_and_another_keeps_its_own():
-    """TaskExecutor.disconnectJobManagerConnection marks active slots as inactive, no others."""
-    slots = TaskSlotTable(2, 10.0)
-    for index, allocation in enumerate(("active", "offered")):
+def test_a_slot_that_is_offered_again_has_a_new_deadline():
+    """TaskSlot.markInactive: an active one and one that was only allocated, but none that is about to be free."""
+    slots = TaskSlotTable(3, 10.0)
+    for index, allocation in enumerate(("active", "offered", "releasing")):
         slots.allocate(index, allocation, "job", 0.0)
     slots.mark_active("active", "job")
-    for allocation in ("active", "offered"):
+    slots.mark_releasing("releasing")
+    for allocation in ("active", "offered", "releasing"):
         slots.mark_inactive(allocation, 6.0)
-    assert [(s.allocation, s.deadline) for s in slots.expired(16.0)] == [("active", 16.0), ("offered", 10.0)]
+    assert [(s.allocation, s.deadline) for s in slots.expired(16.0)] == [("active", 16.0), ("offered", 16.0)]
 
 
 # ---- the flusher

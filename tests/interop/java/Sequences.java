@@ -13,6 +13,8 @@ final class Sequences {
     private static final Map<String, String> DRIVERS =
             Map.ofEntries(
                     Map.entry("restarts", "org.apache.flink.runtime.executiongraph.failover.RestartSequence"),
+                    Map.entry("heartbeats", "org.apache.flink.runtime.heartbeat.HeartbeatSequence"),
+                    Map.entry("slots", "org.apache.flink.runtime.taskexecutor.slot.SlotTableSequence"),
                     Map.entry("failures", "org.apache.flink.runtime.checkpoint.FailureSequence"),
                     Map.entry("debloating", "org.apache.flink.runtime.throughput.DebloatSequence"),
                     Map.entry("records", "org.apache.flink.runtime.io.network.api.serialization.RecordSequence"),
