@@ -41,7 +41,7 @@ def serve(folder: str, port: int) -> None:
 def snapshot(subtask: int, subtasks: int) -> SubtaskSnapshot:
     rows = SNAPSHOT_MB * 1_000_000 // ROW_BYTES // GROUPS
     column = np.arange(rows, dtype="<i8").tobytes()
-    groups = tuple(KeyGroupState(group, column, column, column) for group in range(GROUPS))
+    groups = tuple(KeyGroupState(column, column, column, key_group=group) for group in range(GROUPS))
     return SubtaskSnapshot(1, "count", subtask, subtasks, 32768, key_groups=groups)
 
 

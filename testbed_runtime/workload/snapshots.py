@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.frames import BytesLike
@@ -27,42 +28,20 @@ SMALL_SNAPSHOTS_MAX = 1024
 """Maximum number of decoded snapshots that are kept, and the maximum size of each: 16 MiB in total."""
 
 
-class KeyGroupState(Struct, frozen=True):
-    """The rows of one key group, in columns like those of `sortedfile.Block`."""
+class KeyGroupState(Block, frozen=True, kw_only=True):
+    """The rows of one key group."""
 
     key_group: int
-    windows: bytes
-    keys: bytes
-    counts: bytes
-    texts: tuple[bytes, ...] = ()
-    stamps: bytes = b""
-
-    def rows(self) -> Rows:
-        return Block(self.windows, self.keys, self.counts, self.stamps, self.texts).rows()
 
     @classmethod
     def divided(cls, groups: npt.NDArray[np.int64], rows: Rows) -> tuple[KeyGroupState, ...]:
         """Divide rows by key group. A row keeps its place among those of its group."""
         order = np.argsort(groups, kind="stable")
-        block = rows.chosen(order).block()
+        whole = rows.chosen(order).block()
         numbers, starts = np.unique(groups[order], return_index=True)
-        states = []
-        for number, (start, end) in zip(
-            numbers.tolist(), pairwise([*starts.tolist(), len(rows)]), strict=True
-        ):
-            cut = slice(start * 8, end * 8)
-            stamps, texts = block.stamps[cut], block.texts[start:end]
-            states.append(
-                cls(
-                    number,
-                    block.windows[cut],
-                    block.keys[cut],
-                    block.counts[cut],
-                    texts if any(texts) else (),
-                    stamps if any(stamps) else b"",
-                )
-            )
-        return tuple(states)
+        ends = pairwise([*starts.tolist(), len(rows)])
+        parts = ((number, whole.part(*span)) for number, span in zip(numbers.tolist(), ends, strict=True))
+        return tuple(cls(**asdict(part), key_group=number) for number, part in parts)
 
 
 class StateFile(Struct, frozen=True):

@@ -49,9 +49,14 @@ class Block(Struct, frozen=True):
             np.frombuffer(part, dtype="<i8") for part in (self.windows, self.keys, self.counts)
         )
         stamps = np.frombuffer(self.stamps, dtype="<i8") if self.stamps else np.zeros(len(keys), np.int64)
-        texts = np.empty(len(keys), dtype=object)
-        texts[:] = self.texts or b""
-        return Rows(windows, keys, counts, stamps, texts)
+        return Rows(windows, keys, counts, stamps, objects(self.texts or [b""] * len(keys)))
+
+    def part(self, start: int, end: int) -> Block:
+        """Return the rows from `start` to `end`."""
+        cut = slice(start * 8, end * 8)
+        stamps = self.stamps[cut] if any(self.stamps[cut]) else b""
+        texts = self.texts[start:end] if any(self.texts[start:end]) else ()
+        return Block(self.windows[cut], self.keys[cut], self.counts[cut], stamps, texts)
 
 
 class BlockIndex(Struct, frozen=True):
