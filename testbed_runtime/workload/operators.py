@@ -27,8 +27,6 @@ from testbed_runtime.workload.records import (
 )
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
-FEW_RECORDS = 256
-"""Up to this many records are counted faster one by one than by sorting their keys."""
 SLICE_RECORDS_FIRST = 32
 """Size of a Python function's first slice, before its cost is known."""
 
@@ -72,42 +70,14 @@ class Operator:
         """Record how long a call took. Operators that adapt the size of their slices use it."""
 
 
-class KeyedCount(Operator):
-    """Counts records per key and passes them on."""
+class KeyedOperator(Operator):
+    """An operator with keyed state, which is in memory unless another one is given."""
 
     def __init__(self, context: SubtaskContext, state: KeyedState | None = None) -> None:
         super().__init__(context)
         self.state = state or KeyedState(context)
-        self._uncounted: Counter[int] | None = Counter() if self.state.adds_up else None
-        """Counts that were not added to the state yet. None if it matters when they are added (see `adds_up`)."""
-
-    def process(self, records: Records) -> Records:
-        if self._uncounted is not None:
-            if len(records) == 1:
-                self._uncounted[int(records["key"][0])] += 1
-            else:
-                self._uncounted.update(records["key"].tolist())
-            return records
-        if len(records) <= FEW_RECORDS:
-            few = Counter(records["key"].tolist())
-            self.state.add(0, list(few), list(few.values()), {})
-            return records
-        keys, counts = np.unique(records["key"], return_counts=True)
-        self.state.add(0, keys.tolist(), counts.tolist(), {})
-        return records
-
-    def _count(self) -> None:
-        """Add the counts to the state."""
-        if self._uncounted:
-            self.state.add(0, list(self._uncounted), list(self._uncounted.values()), {})
-            self._uncounted.clear()
-
-    def count(self, key: int) -> int:
-        self._count()
-        return self.state.count(0, key)
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
-        self._count()
         return self.state.snapshot(base)
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
@@ -117,13 +87,47 @@ class KeyedCount(Operator):
         self.state.close()
 
 
-class TumblingWindow(Operator):
+class KeyedCount(KeyedOperator):
+    """Counts records per key and passes them on."""
+
+    def __init__(self, context: SubtaskContext, state: KeyedState | None = None) -> None:
+        super().__init__(context, state)
+        self._uncounted: Counter[int] | None = Counter() if self.state.adds_up else None
+        """Counts that were not added to the state yet. None if it matters when they are added (see `adds_up`)."""
+
+    def process(self, records: Records) -> Records:
+        if self._uncounted is None:
+            self._add(Counter(records["key"].tolist()))
+        elif len(records) == 1:
+            self._uncounted[int(records["key"][0])] += 1
+        else:
+            self._uncounted.update(records["key"].tolist())
+        return records
+
+    def _add(self, counts: Counter[int]) -> None:
+        self.state.add(0, list(counts), list(counts.values()), {})
+
+    def _count(self) -> None:
+        """Add the counts to the state."""
+        if self._uncounted:
+            self._add(self._uncounted)
+            self._uncounted.clear()
+
+    def count(self, key: int) -> int:
+        self._count()
+        return self.state.count(0, key)
+
+    def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        self._count()
+        return super().snapshot(base)
+
+
+class TumblingWindow(KeyedOperator):
     """Counts per key and window of the due time. A window fires at its end; later records fire as separate late panes, so
     that the sum of all counts equals the number of records. An output record is due at its window's end."""
 
     def __init__(self, context: SubtaskContext, window_s: float, state: KeyedState | None = None) -> None:
-        super().__init__(context)
-        self.state = state or KeyedState(context)
+        super().__init__(context, state)
         self._window_ns = max(1, int(window_s * 1e9))
         self._record_bytes = 0
         self._next_sequence = 0
@@ -177,7 +181,7 @@ class TumblingWindow(Operator):
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
         numbered = replace(base, next_sequence=self._next_sequence, record_bytes=self._record_bytes)
-        return self.state.snapshot(numbered)
+        return super().snapshot(numbered)
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
         every = list(snapshots)
@@ -187,9 +191,6 @@ class TumblingWindow(Operator):
             self._record_bytes = max(self._record_bytes, snapshot.record_bytes)
             if snapshot.subtask == self.context.subtask:
                 self._next_sequence = snapshot.next_sequence
-
-    def close(self) -> None:
-        self.state.close()
 
 
 class PythonFunction(Operator):
@@ -269,6 +270,13 @@ class PythonFunction(Operator):
         fitting = int(self.SLICE_S * records / seconds) if seconds > 0 else 2 * self.slice_records
         self.slice_records = max(1, min(fitting, 2 * self.slice_records, 1024))
 
+    def _call(self, *records: UserRecord) -> Any:
+        """Call the function. Raises FlinkError with the first record, if the function raises an exception."""
+        try:
+            return self._function(*records)
+        except Exception as error:
+            raise self._raised(error, records[0]) from error
+
     def _raised(self, error: Exception, record: UserRecord) -> FlinkError:
         where = f"raised by {self._reference} on record {record.sequence} of {record.source}"
         return FlinkError(type(error).__name__, f"{error} ({where})", wait=FUNCTION)
@@ -318,10 +326,7 @@ class SolutionSetJoin(PythonFunction):
             if entry is None:
                 continue
             current = next(iter(self._views(entry, [candidate.key], self._texts(entry))))
-            try:
-                answer = self._function(candidate, current)
-            except Exception as error:
-                raise self._raised(error, candidate) from error
+            answer = self._call(candidate, current)
             if answer is None:
                 continue
             if type(answer) is not UserRecord or answer.key != candidate.key:
@@ -337,13 +342,8 @@ class Criterion(PythonFunction):
 
     def count(self, records: Records) -> int:
         """Return for how many of the records the function is true."""
-        found = 0
-        for record in self._views(records, records["key"].tolist(), self._texts(records)):
-            try:
-                found += bool(self._function(record))
-            except Exception as error:
-                raise self._raised(error, record) from error
-        return found
+        views = self._views(records, records["key"].tolist(), self._texts(records))
+        return sum(bool(self._call(record)) for record in views)
 
 
 def make_operator(

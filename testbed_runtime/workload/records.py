@@ -46,24 +46,13 @@ _HEADER: list[tuple[str, str]] = [
     ("text", "<u2"),
     ("pad", "<u2"),
 ]
-_SEQUENCE_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_ORIGIN_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
-_KEY_MULTIPLIER = np.uint64(0x94D049BB133111EB)
-_DUE_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
-_TEXT_MULTIPLIER = np.uint64(0xA0761D6478BD642F)
-_TAIL_MULTIPLIER = np.uint64(0x8CB92BA72F3D8DD7)
 _PATH_MULTIPLIER = np.uint32(0x9E3779B1)
-_MULTIPLIERS = tuple(
-    int(multiplier)
-    for multiplier in (
-        _SEQUENCE_MULTIPLIER,
-        _ORIGIN_MULTIPLIER,
-        _KEY_MULTIPLIER,
-        _DUE_MULTIPLIER,
-        _TEXT_MULTIPLIER,
-        _TAIL_MULTIPLIER,
-    )
-)
+_MULTIPLIERS = (
+    0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0x8CB92BA72F3D8DD7,
+)  # fmt: skip
+"""Factors of the checksum for the sequence number, the origin with the count, the key, the due time, the length of the text, and
+the last bytes."""
+_MULTIPLIERS_U64 = tuple(map(np.uint64, _MULTIPLIERS))
 _MASK = 2**64 - 1
 _HEAD = struct.Struct("<HHIQqqQIHH")
 SMALL_RECORD_BYTES = 512
@@ -83,24 +72,13 @@ def record_dtype(record_bytes: int) -> np.dtype[np.void]:
 @cache
 def _words_dtype(record_bytes: int) -> np.dtype[np.void]:
     """Return a dtype with the header fields that are checked for every record. `origin` is vertex and subtask, `last` the last eight bytes."""
-    return np.dtype(
-        {
-            "names": [
-                "origin",
-                "origin_count",
-                "sequence",
-                "key",
-                "due_ns",
-                "path",
-                "text",
-                "path_text_pad",
-                "last",
-            ],
-            "formats": ["<u4", "<u8", "<u8", "<u8", "<u8", "<u4", "<u2", "<u8", "<u8"],
-            "offsets": [0, 0, 8, 16, 24, 40, 44, 40, record_bytes - 8],
-            "itemsize": record_bytes,
-        }
-    )
+    fields: dict[str, tuple[str, int]] = {
+        "origin": ("<u4", 0), "origin_count": ("<u8", 0), "sequence": ("<u8", 8), "key": ("<u8", 16), "due_ns": ("<u8", 24),
+        "path": ("<u4", 40), "path_text_pad": ("<u8", 40), "text": ("<u2", 44), "last": ("<u8", record_bytes - 8),
+    }  # fmt: skip
+    formats = [kind for kind, _ in fields.values()]
+    offsets = [offset for _, offset in fields.values()]
+    return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": record_bytes})
 
 
 def one_way(records: Records) -> bool:
@@ -131,16 +109,17 @@ def checksums(records: Records) -> U64:
     """Return the expected checksum of each record."""
     size = records.dtype.itemsize
     head = records.view(_words_dtype(size))
-    total = head["sequence"] * _SEQUENCE_MULTIPLIER
-    total ^= head["origin_count"] * _ORIGIN_MULTIPLIER
-    total += head["key"] * _KEY_MULTIPLIER
-    total ^= head["due_ns"] * _DUE_MULTIPLIER
-    total += head["text"] * _TEXT_MULTIPLIER
+    of_sequence, of_origin, of_key, of_due, of_text, of_last = _MULTIPLIERS_U64
+    total = head["sequence"] * of_sequence
+    total ^= head["origin_count"] * of_origin
+    total += head["key"] * of_key
+    total ^= head["due_ns"] * of_due
+    total += head["text"] * of_text
     words, tail = records["words"], records["tail"]
     if words.shape[1]:
         total += words @ _odd_numbers(words.shape[1])
         if tail.shape[1]:
-            total += head["last"] * _TAIL_MULTIPLIER
+            total += head["last"] * of_last
     elif tail.shape[1]:
         total += tail.astype(np.uint64) @ _odd_numbers(8)[: tail.shape[1]]
     return np.asarray(total ^ (total >> np.uint64(32)), dtype=np.uint64)
@@ -169,13 +148,14 @@ def head_of(records: Records) -> tuple[Head, bool]:
     if len(data) > SMALL_RECORD_BYTES:
         return head, bool(intact(records)[0])
     words, multipliers = _single_words(len(data))
-    total = head.sequence * _MULTIPLIERS[0]
-    total ^= (head.vertex | head.subtask << 16 | head.weight << 32) * _MULTIPLIERS[1]
-    total += (head.key & _MASK) * _MULTIPLIERS[2]
-    total = (total ^ (head.due_ns & _MASK) * _MULTIPLIERS[3]) + head.text * _MULTIPLIERS[4]
+    of_sequence, of_origin, of_key, of_due, of_text, of_last = _MULTIPLIERS
+    total = head.sequence * of_sequence
+    total ^= (head.vertex | head.subtask << 16 | head.weight << 32) * of_origin
+    total += (head.key & _MASK) * of_key
+    total = (total ^ (head.due_ns & _MASK) * of_due) + head.text * of_text
     total += sum(map(mul, words.unpack_from(data, HEADER_BYTES), multipliers))
     if multipliers and words.size < len(data) - HEADER_BYTES:
-        total += int.from_bytes(data[-8:], "little") * _MULTIPLIERS[5]
+        total += int.from_bytes(data[-8:], "little") * of_last
     total &= _MASK
     return head, head.checksum == total ^ (total >> 32)
 

@@ -63,13 +63,10 @@ class GeneratedSource:
         self.block_start = 0
         """The number of the first record of the block."""
         self.next_sequence = 0
-        self.limit = (
-            0
-            if config.splits
-            else -1
-            if not config.limit
-            else max(0, -((subtask - config.limit) // parallelism))
-        )
+        self.limit = max(0, -((subtask - config.limit) // parallelism)) if config.limit else -1
+        """How many records it emits; -1 for no limit."""
+        if config.splits:
+            self.limit = 0  # each split that it is given raises it
 
     @property
     def exhausted(self) -> bool:
