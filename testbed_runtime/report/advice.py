@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -137,11 +138,8 @@ def limits_of(
     """Yield the sentences of "What this run cannot tell"."""
     if manifest.get("interrupted"):
         yield "The run was interrupted. The report shows what was recorded until then."
-    of_variant: dict[str, int] = {}
-    for trial in trials:
-        if not trial.is_control:
-            of_variant[trial.variant] = of_variant.get(trial.variant, 0) + 1
-    if of_variant and max(of_variant.values()) == 1:
+    of_variant = Counter(trial.variant for trial in trials if not trial.is_control)
+    if max(of_variant.values(), default=0) == 1:
         yield "There is one trial per variant: times are single observations, not distributions."
     if not any(t.is_control for t in trials):
         yield "There was no control run, so the effect of the fault cannot be separated from noise of the machine."

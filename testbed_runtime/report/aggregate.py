@@ -92,12 +92,8 @@ def longest_s(trial: TrialView) -> float:
 
 def slowest(trials: Sequence[TrialView]) -> set[str]:
     """Return for each variant the trial with the longest recovery."""
-    found: dict[str, TrialView] = {}
-    for trial in trials:
-        if not trial.is_control and longest_s(trial) > 0:
-            known = found.get(trial.variant)
-            found[trial.variant] = trial if known is None or longest_s(trial) > longest_s(known) else known
-    return {trial.trial for trial in found.values()}
+    known = grouped((t.variant, t) for t in trials if not t.is_control and longest_s(t) > 0)
+    return {max(found, key=longest_s).trial for found in known.values()}
 
 
 def phases(trials: Sequence[TrialView]) -> list[tuple[str, list[tuple[str, tuple[str, ...]]]]]:

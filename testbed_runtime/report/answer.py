@@ -56,67 +56,54 @@ _AGAIN = " again"
 NO_INTERVALS: Mapping[str, str] = MappingProxyType({})
 
 
-class Answer(Struct, frozen=True):
-    """One recovery in words, or the medians of several. `where` names the trial or the variant."""
-
-    where: str
-    headline: str
-    prices: tuple[Price, ...]
-    unattributed_s: float
-    close: tuple[Margin, ...]
-    from_events_s: float = 0.0
-    savings: tuple[str, ...] = ()
-    intervals: Mapping[str, str] = NO_INTERVALS
-    """Means over several recoveries that have an interval: owner → `1.72 [1.70, 1.74] s`."""
-
-    def lines(self) -> Iterator[str]:
-        """Yield the text: the prices in one line, and one line for each margin that is close."""
-        costs = ", ".join(cost_words(self.prices, self.unattributed_s, self.from_events_s, self.intervals))
-        yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
-        for margin in self.close:
-            yield f"{self.where}: close to its limit: {margin_words(margin)}"
-        for line in self.savings:
-            yield f"{self.where}: {line}"
-
-
-def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[Answer]:
-    """Return the answers of the fault trials of a manifest: one by one, or as medians of a variant with many trials."""
+def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[str]:
+    """Return which wait cost each second of the recoveries of a manifest's fault trials: one by one, or as medians of a variant with
+    many trials. Empty without any. A wait may be close to its limit in several of them."""
     judged = (e for e in entries if e.get("role") != "control" and not e.get("voided"))
     named = ((variant_of(entry), str(entry["trial"])) for entry in judged)
     by_variant = grouped((variant, (name, recoveries[name])) for variant, name in named if name in recoveries)
-    found: list[Answer] = []
-    for variant, trials in by_variant.items():
-        if len(trials) > ONE_BY_ONE:
-            found += _medians(variant, [recovery for _, recovery in trials])
-        else:
-            found += [one for name, recovery in trials for one in _of_trial(name, recovery)]
-    return found
+    lines = (line for variant, trials in by_variant.items() for line in _of_variant(variant, trials))
+    return list(dict.fromkeys(lines))
 
 
-def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[str]:
-    """Return which wait cost each second of a run's recoveries; empty without any. A wait may be close to its limit in several of them."""
-    return list(dict.fromkeys(line for answer in answers(entries, recoveries) for line in answer.lines()))
+def _of_variant(variant: str, trials: Sequence[tuple[str, TrialRecovery]]) -> Iterator[str]:
+    """Yield the lines of each trial, or of all trials together, by the fault that began their recoveries: the median downtime, and mean
+    prices, which add up."""
+    if len(trials) <= ONE_BY_ONE:
+        for name, trial in trials:
+            yield from _of_trial(name, trial)
+        return
+    for found in VariantAnswer(variant, tuple(trial for _, trial in trials)).by_fault:
+        of_all = f" of {len(trials)}" if len(found.trials) < len(trials) else ""
+        title = f"{len(found.trials)}{of_all} trials{found.after}{_median_words(found)}"
+        yield from _lines(variant, title, found, found.intervals)
 
 
-def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:
-    start = trial.own_start
-    if start is not None and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
-        yield _one(name, start, start_words(start))
-    for recovery in trial.recoveries:
-        yield _one(name, recovery, headline(recovery))
+def _of_trial(name: str, trial: TrialRecovery) -> Iterator[str]:
+    notable_s = float("inf") if trial.recoveries else NOTABLE_START_S
+    for recovery, title in in_words(trial, notable_s):
+        yield from _lines(name, title, recovery)
+        yield from (f"{name}: {line}" for line in savings(recovery))
 
 
-def _long(trial: TrialRecovery) -> bool:
-    return trial.start is not None and not trial.recoveries and trial.start.total_s >= NOTABLE_START_S
+def in_words(trial: TrialRecovery, notable_start_s: float = 0.0) -> list[tuple[Recovery, str]]:
+    """Return the recoveries of a trial with their headlines, after its first start, if that failed at first or took that long."""
+
+    def is_notable(start: Recovery) -> bool:
+        return len(start.rounds) > 1 or not start.recovered or start.total_s >= notable_start_s
+
+    shown = (r for r in trial.with_start if r is not trial.start or is_notable(r))
+    return [(r, start_words(r) if r is trial.start else headline(r)) for r in shown]
 
 
-def _one(name: str, recovery: Recovery, text: str) -> Answer:
-    return _answer(name, text, recovery, savings=tuple(savings(recovery)))
-
-
-def _answer(where: str, text: str, found: Recovery | VariantAnswer, **more: Any) -> Answer:
-    close = close_margins(found)
-    return Answer(where, text, found.prices, found.unattributed_s, close, found.from_events_s, **more)
+def _lines(
+    where: str, title: str, found: Recovery | VariantAnswer, intervals: Mapping[str, str] = NO_INTERVALS
+) -> Iterator[str]:
+    """Yield the prices in one line, and one line for each margin that is close. `where` names the trial or the variant."""
+    costs = ", ".join(cost_words(found.prices, found.unattributed_s, found.from_events_s, intervals))
+    yield f"{where}: {title}" + (f": {costs}" if costs else "")
+    for margin in close_margins(found):
+        yield f"{where}: close to its limit: {margin_words(margin)}"
 
 
 def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
@@ -233,11 +220,8 @@ def close_margins(found: Recovery | VariantAnswer) -> tuple[Margin, ...]:
 
 def _closest(margins: Iterable[Margin]) -> Iterable[Margin]:
     """Return the smallest margin of each option."""
-    closest: dict[str, Margin] = {}
-    for margin in margins:
-        known = closest.get(margin.option)
-        closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
-    return closest.values()
+    by_option = grouped((margin.option, margin) for margin in margins)
+    return [min(found, key=lambda m: m.left_s) for found in by_option.values()]
 
 
 def savings(recovery: Recovery) -> Iterator[str]:
@@ -258,18 +242,15 @@ def savings(recovery: Recovery) -> Iterator[str]:
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
         lasted = sum(s.seconds for s in shorter)
         if lasted - saved >= NOTABLE_SAVING_S and lasted >= SMALL_SHARE * recovery.total_s:
-            following = max((s for s in shorter if s.slack_ns >= 0), key=_needed_ns).next
+            following = max(
+                (s for s in shorter if s.slack_ns >= 0), key=lambda s: s.end_ns - s.start_ns - s.slack_ns
+            ).next
             most = (
                 f" at most {quantities.seconds(saved)}, then the job"
                 if saved >= NOTABLE_S
                 else " nothing: the job then"
             )
             yield f"{owner}: a lower value saves{most} waits for {following}"
-
-
-def _needed_ns(segment: Segment) -> int:
-    """Return how much of a wait a lower value of its option does not save."""
-    return segment.end_ns - segment.start_ns - segment.slack_ns
 
 
 def _same_loss(before: Segment, after: Segment) -> bool:
@@ -422,26 +403,16 @@ def _mean_words(values: tuple[float, ...]) -> str:
     return with_interval(value, low, high) if low != high else ""
 
 
-def _medians(variant: str, trials: Sequence[TrialRecovery]) -> Iterator[Answer]:
-    """Yield one answer for all trials of a variant, or one per fault that began recoveries: the median downtime, and mean prices, which
-    add up."""
-    for found in VariantAnswer(variant, tuple(trials)).by_fault:
-        of_all = f" of {len(trials)}" if len(found.trials) < len(trials) else ""
-        yield _median(found, f"{len(found.trials)}{of_all} trials{found.after}")
-
-
-def _median(found: VariantAnswer, text: str) -> Answer:
+def _median_words(found: VariantAnswer) -> str:
     whole = found.recoveries
     lost = sum(1 for recovery in whole if not recovery.recovered)
     downs = [r.downtime_s for r in whole if r.downtime_s is not None]
+    text = ": outage" if found.prices else ""
     if downs:
-        text += f": down {quantities.seconds(median(downs))} (median; {quantities.seconds(min(downs))} to {quantities.seconds(max(downs))})"
-    elif found.prices:
-        text += ": outage"
+        text = f": down {quantities.seconds(median(downs))} (median; {quantities.seconds(min(downs))} to {quantities.seconds(max(downs))})"
     if lost:
         text += f", {lost} of {len(whole)} recoveries did not end"
-    text += "; on average" if found.prices else ": no outage"
-    return _answer(found.variant, text, found, intervals=found.intervals)
+    return text + ("; on average" if found.prices else ": no outage")
 
 
 def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:

@@ -175,17 +175,14 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
     asked = [(e.get("configuration") or {}, e.get("flinkVersion") or "2.x") for e in by_variant.values()]
     options = [Options(configuration, flink_version=version) for configuration, version in asked]
     for key in sorted({key for o in options for key in o.as_map()}):
-        defaults = {_default(key, o.flink_version) for o in options}
+        by_version = (Options({}, flink_version=o.flink_version) for o in options)
+        defaults = {(key in BY_KEY and o.text(key)) or quantities.DASH for o in by_version}
         default = defaults.pop() if len(defaults) == 1 else "by version"
         values = tuple(
             o.as_map().get(key) or (key in BY_KEY and o.text(key)) or quantities.DASH for o in options
         )
         differs = any(not equal_values(key, v, default) for v in values)
         yield Setting(key, values, default, differs=differs, by_variant=len(set(values)) > 1)
-
-
-def _default(key: str, version: str) -> str:
-    return (key in BY_KEY and Options({}, flink_version=version).text(key)) or quantities.DASH
 
 
 def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

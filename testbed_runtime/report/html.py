@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from testbed_runtime.report.answer import (
     VariantAnswer,
     from_events_words,
     headline,
+    in_words,
     savings,
-    start_words,
 )
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
@@ -124,7 +124,7 @@ def page(view: RunView) -> str:
         faults=aggregate.faults(view.faults) if view.compact else view.faults,
         explanation=words.explanation,
         headline=headline,
-        failures=[(f.view.trial, text) for f in figures if not f.rounds for text in failures_of(f.view)],
+        failures=[failure for f in figures if not f.rounds for failure in _failures(f.view)],
         savings=savings,
         variant_names=list(dict.fromkeys(t.variant for t in view.trials)),
         asked=aggregate.expectations(asked) if view.compact else asked,
@@ -179,66 +179,43 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
     if not trial.is_control and not view.compact:
         latency = _both(lambda size: latency_svg(trial, control, size, key=f"{key}l{size.name[0]}"))
     slowest = not view.compact or trial.trial in aggregate.slowest(view.trials)
-    rounds = list(_titled(trial, named=view.compact)) if slowest else []
+    prefix = f"{trial.trial}: " if view.compact else ""
+    rounds = (
+        [Titled(prefix + text, recovery) for recovery, text in shown_recoveries(trial)] if slowest else []
+    )
     bars = _both(lambda size: rounds_svg(rounds, size, key=f"{key}r{size.name[0]}"))
     samples = tuple(_samples(series)) if series and not view.compact else ()
     return TrialFigures(trial, timeline, latency, bars, load, samples, kinds)
 
 
-def shown_recoveries(trial: TrialView) -> list[Recovery]:
-    """Return the recoveries that the page shows: a first start that was slow or failed at first, and every recovery."""
-    if trial.answer is None or trial.is_control:
-        return []
-    start = trial.answer.own_start
-    if start is None or (len(start.rounds) <= 1 and start.recovered and start.total_s < STARTS_FROM_S):
-        return list(trial.answer.recoveries)
-    return [start, *trial.answer.recoveries]
+def shown_recoveries(trial: TrialView) -> list[tuple[Recovery, str]]:
+    """Return what the page shows, with its headline: a first start that was slow or failed at first, and every recovery."""
+    return in_words(trial.answer, STARTS_FROM_S) if trial.answer and not trial.is_control else []
 
 
-def failures_of(trial: TrialView) -> Iterable[str]:
-    """Yield a sentence about each outage that did not end, and about a first start that failed."""
-    if trial.answer is None or trial.is_control:
-        return
-    start = trial.answer.own_start
-    if start is not None and not start.recovered:
-        yield start_words(start)
-    yield from (headline(recovery) for recovery in trial.answer.recoveries if not recovery.recovered)
-
-
-def _titled(trial: TrialView, *, named: bool) -> Iterable[Titled]:
-    for recovery in shown_recoveries(trial):
-        first = trial.answer is not None and recovery is trial.answer.start
-        text = start_words(recovery) if first else headline(recovery)
-        yield Titled(f"{trial.trial}: {text}" if named else text, recovery)
+def _failures(trial: TrialView) -> list[tuple[str, str]]:
+    return [(trial.trial, text) for recovery, text in shown_recoveries(trial) if not recovery.recovered]
 
 
 def _wait_kinds(view: RunView) -> set[str]:
     """Return the kinds of waits in the drawings."""
-    drawn = (r for t in view.fault_trials for r in shown_recoveries(t) if r.total_s >= NOTABLE_S)
-    rounds = [n for r in drawn for n in r.rounds]
-    return {s.kind for n in rounds for s in n.segments}
+    shown = (r for t in view.fault_trials for r, _ in shown_recoveries(t) if r.total_s >= NOTABLE_S)
+    return {segment.kind for recovery in shown for n in recovery.rounds for segment in n.segments}
 
 
-def _samples(series: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the timeline as one row per second: time, throughput, lag, p50, p99."""
+def _samples(series: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the timeline as one row per second: time, throughput, lag, p50, p99."""
     every = max(round(SAMPLE_S / series["bin_s"]), 1)
     values = series["series"]
     rate = values.get("goodput") or values["throughput"]
-    rows = []
     for i in range(0, len(series["bins"]), every):
-        most = (_largest(values[name][i : i + every]) for name in ("lag_s", "latency_p50_s", "latency_p99_s"))
-        mean = quantities.count(_mean(rate[i : i + every]))
-        rows.append((f"{series['bins'][i]:.0f} s", mean, *map(quantities.seconds, most)))
-    return rows
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return round(sum(known) / len(known)) if known else None
-
-
-def _largest(values: Sequence[float | None]) -> float | None:
-    return max((v for v in values if v is not None), default=None)
+        rates, lags, p50s, p99s = (
+            [v for v in column[i : i + every] if v is not None]
+            for column in (rate, values["lag_s"], values["latency_p50_s"], values["latency_p99_s"])
+        )
+        mean = quantities.count(round(sum(rates) / len(rates)) if rates else None)
+        most = (quantities.seconds(max(known, default=None)) for known in (lags, p50s, p99s))
+        yield f"{series['bins'][i]:.0f} s", mean, *most
 
 
 def _times(ratio: float | None) -> str:

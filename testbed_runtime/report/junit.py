@@ -23,19 +23,15 @@ def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
         raise ValueError(f"unknown policy {inconclusive!r}: use one of {', '.join(POLICIES)}")
     root = ET.Element("testsuites", {"name": "headgate"})
     for view in views:
-        for variant in _variants(view):
+        # in the verdict's order; the empty name holds what belongs to no variant
+        judged = [str(item.get("variant") or "") for item in view.expectations]
+        for variant in dict.fromkeys([*judged, *(name for name, _ in view.variants)]):
             items = [i for i in view.expectations if (i.get("variant") or "") == variant]
             _suite(root, view, variant, items, inconclusive)
     _count(root, list(root))
     root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
-
-
-def _variants(view: RunView) -> list[str]:
-    """Return the variants in the verdict's order. The empty name holds what belongs to no variant."""
-    judged = [str(i.get("variant") or "") for i in view.expectations]
-    return list(dict.fromkeys(judged + [v for v, _ in view.variants]))
 
 
 def _suite(

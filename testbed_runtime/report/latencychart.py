@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from testbed_runtime.report import words
 from testbed_runtime.report.model import PhaseLatency, TrialView
 from testbed_runtime.report.svg import Scale, Svg, log_ticks
@@ -64,11 +62,8 @@ def _row(svg: Svg, label: str, phase: PhaseLatency, css: str, *, x: Scale, y: fl
     points, font = [(c, x(c.value)) for c in phase.cells if c.value], "small" if css == "l-fault" else "tick"
     svg.text(LABEL_WIDTH, y + 4, label, css=font, anchor="end")
     svg.line(points[0][1], y, points[-1][1], y, css=f"range {css}")
-    for (cell, place), radius in zip(points, _radii(len(points)), strict=True):
+    for number, (cell, place) in enumerate(points):
+        # smallest for the median, largest for the top quantile
+        radius = 2.5 + 2.0 * number / max(len(points) - 1, 1)
         svg.element("circle", title=f"{label}: {cell.shown}", cx=place, cy=y, r=radius, class_=f"dot {css}")
     svg.text(size.width - VALUE_WIDTH + 8, y + 4, points[-1][0].shown, css=font)
-
-
-def _radii(count: int) -> Sequence[float]:
-    """Return the dot sizes: smallest for the median, largest for the top quantile."""
-    return [2.5 + 2.0 * i / max(count - 1, 1) for i in range(count)]

@@ -70,8 +70,7 @@ class Load:
             svg.text(left, y + 13, caption, css="panel-title")
             y += HEAD
             for vertex in self.vertices:
-                name, known = str(vertex["vertex"]), [s for s in vertex.get(kind) or () if s is not None]
-                most = max(known, default=0.0)
+                name, most = str(vertex["vertex"]), _most(vertex, kind)
                 svg.text(left - 8, y + 12, words.shortened(name, room), css="small", anchor="end")
                 title, width = f"{name}: at most {words.percent(most)}", right - left
                 svg.rect(left, y, width, ROW, css="load-none", title=title)

@@ -107,10 +107,11 @@ class Svg:
     def text(self, x: float, y: float, words: str, *, css: str = "", anchor: str = "start") -> None:
         self.element("text", x=x, y=y, class_=css, text_anchor=anchor, content=escape(plain(words)))
 
-    def time_axis(self, x: Scale, ticks: int, bottom: float, caption: str) -> None:
-        """Draw an axis of seconds with vertical grid lines, and its caption."""
+    def time_axis(self, x: Scale, ticks: int, bottom: float, caption: str, *, grid: bool = True) -> None:
+        """Draw an axis of seconds with vertical grid lines, or only marks, and its caption."""
+        top, end, css = (8.0, bottom, "grid") if grid else (bottom, bottom + 4, "axis")
         for tick in nice_ticks(x.low, x.high, ticks):
-            self.line(x(tick), 8, x(tick), bottom, css="grid")
+            self.line(x(tick), top, x(tick), end, css=css)
             self.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
         self.line(x.start, bottom, x.end, bottom, css="axis")
         self.text(x.end, bottom + 31, caption, css="tick", anchor="end")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -144,7 +144,7 @@ class Timeline:
         self.details = details
         self.end = _end(series)
         self.shapes = Shapes(key)
-        panels = [p for p in PANELS if any(_has_data(series, name) for name, _ in p.lines)]
+        panels = [p for p in PANELS if any(_known(series, name) for name, _ in p.lines)]
         self._drawn = [self._panel(p, baseline if p is PANELS[0] else None) for p in panels]
 
     @property
@@ -153,7 +153,7 @@ class Timeline:
         return {mark["kind"] for mark in self.series["marks"]} & set(MARK_SHAPES)
 
     def _panel(self, panel: Panel, baseline: float | None) -> Drawn:
-        present = [(n, css) for n, css in panel.lines if _has_data(self.series, n)]
+        present = [(n, css) for n, css in panel.lines if _known(self.series, n)]
         leading = [(n, css) for n, css in present if n not in panel.clipped] or present
         shown = [v for n, _ in leading for v in _known(self.series, n) if v > 0 or not panel.log]
         everything = [v for n, _ in present for v in _known(self.series, n)]
@@ -208,7 +208,8 @@ class Timeline:
         for drawn in self._drawn:
             _draw(svg, drawn, size=size, top=y)
             y += drawn.panel.height + PANEL_GAP
-        _time_axis(svg, x, size, bottom, self.end, first=_first_phase(self.series))
+        caption = f"seconds since the {_first_phase(self.series)} began"
+        svg.time_axis(x, size.time_ticks, bottom, caption, grid=False)
         title = f"Timeline of trial {self.series['trial']}"
         return svg.render(f"{self.key}{size.name[0]}", title, describe(self.series), css=size.name)
 
@@ -269,18 +270,16 @@ def describe(series: Mapping[str, Any]) -> str:
     return "; ".join([*parts, f"{done} checkpoints completed", f"{_end(series):.1f} s in total"])
 
 
-def thinned(series: Mapping[str, Any], name: str) -> list[tuple[float, float | None]]:
-    """Return (second, value) of each bin, or of groups of bins if there are more than POINTS_MAX.
+def thinned(series: Mapping[str, Any], name: str) -> Iterator[tuple[float, float | None]]:
+    """Yield (second, value) of each bin, or of groups of bins if there are more than POINTS_MAX.
 
     A group shows its largest lag or latency, and its mean rate."""
-    values, middle = _values(series, name), series["bin_s"] / 2
+    values, middle = series["series"].get(name) or (), series["bin_s"] / 2
     every = max(-(-len(values) // POINTS_MAX), 1)
-    found: list[tuple[float, float | None]] = []
     for start in range(0, len(values), every):
         known = [v for v in values[start : start + every] if v is not None]
         merged = (max(known) if name.endswith("_s") else sum(known) / len(known)) if known else None
-        found.append((series["bins"][start] + middle * every, merged))
-    return found
+        yield series["bins"][start] + middle * every, merged
 
 
 def _first_phase(series: Mapping[str, Any]) -> str:
@@ -294,16 +293,8 @@ def _end(series: Mapping[str, Any]) -> float:
     return float(max([last_bin, *(s["end_s"] for s in series["spans"])]))
 
 
-def _values(series: Mapping[str, Any], name: str) -> list[float | None]:
-    return list(series["series"].get(name) or ())
-
-
 def _known(series: Mapping[str, Any], name: str) -> list[float]:
-    return [v for v in _values(series, name) if v is not None]
-
-
-def _has_data(series: Mapping[str, Any], name: str) -> bool:
-    return any(v is not None for v in _values(series, name))
+    return [v for v in series["series"].get(name) or () if v is not None]
 
 
 def _span_labels(svg: Svg, faults: Sequence[Mapping[str, Any]], x: Scale, size: Size) -> None:
@@ -367,12 +358,3 @@ def _axis(values: Sequence[float], panel: Panel, baseline: float | None) -> tupl
     if baseline and panel.clipped:  # a catch-up of many times the rate would flatten the dip before it
         high = min(high, baseline * CLIP)
     return 0.0, high, nice_ticks(0.0, high, max(int(panel.height / 28), 2))
-
-
-def _time_axis(svg: Svg, x: Scale, size: Size, bottom: float, end: float, *, first: str) -> None:
-    svg.line(size.left, bottom, size.width - size.right, bottom, css="axis")
-    for tick in nice_ticks(0.0, end, size.time_ticks):
-        svg.line(x(tick), bottom, x(tick), bottom + 4, css="axis")
-        svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
-    caption = f"seconds since the {first} began"
-    svg.text(size.width - size.right, bottom + 31, caption, css="tick", anchor="end")

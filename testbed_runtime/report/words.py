@@ -115,5 +115,5 @@ def moment(iso: str) -> str:
 
 
 def shortened(text: str, characters: int) -> str:
-    """Cut a text to so many characters."""
+    """Cut a text to this many characters."""
     return text if len(text) <= characters else text[: characters - 1] + "…"

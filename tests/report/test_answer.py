@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.report.answer import (
     VariantAnswer,
-    answers,
+    answer_lines,
     headline,
     margin_words,
     savings,
@@ -23,8 +23,7 @@ def entry(trial: str, variant: str = "main", role: str = "fault", **more: object
 
 def lines(*trials: TrialRecovery, **more: object) -> list[str]:
     entries = [entry(t.trial, **more) for t in trials]
-    found = answers(entries, {t.trial: t for t in trials})
-    return [line for answer in found for line in answer.lines()]
+    return answer_lines(entries, {t.trial: t for t in trials})
 
 
 def test_the_line_names_the_price_of_each_option_largest_first():

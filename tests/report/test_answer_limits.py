@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, Segment, TrialRecovery
 from testbed_runtime.report.answer import (
-    Answer,
     VariantAnswer,
-    answers,
+    answer_lines,
     close_margins,
     cost_words,
     costly,
@@ -98,13 +97,6 @@ def test_the_waits_for_a_busy_component_are_not_counted():
     busy = "headgate.jobmanager.service-time = 40 ms"
     assert list(cost_words([price(1.8, busy, count=5)], 0.0)) == [f"1.80 s {busy}"]
     assert price(1.8, busy, count=5).waits is None, "nor in the table of the page"
-
-
-def test_an_answer_claims_nothing_by_default():
-    """No seconds from events, no savings, no intervals."""
-    plain = Answer("main-1", "down 1.00 s", (price(1.0),), 0.0, ())
-    assert list(plain.lines()) == ["main-1: down 1.00 s: 1.00 s a"]
-    assert list(replace(plain, prices=()).lines()) == ["main-1: down 1.00 s"]
 
 
 def margin(waited_s: float, budget_s: float = 10.0, option: str = "o") -> Margin:
@@ -307,7 +299,7 @@ def test_a_variant_without_a_recovery_has_no_line():
     """Nothing was disturbed in any of its trials."""
     quiet = [TrialRecovery(trial=f"main-{n}", start=None, recoveries=()) for n in range(4)]
     entries = [{"trial": t.trial, "variant": "main", "role": "fault"} for t in quiet]
-    assert answers(entries, {t.trial: t for t in quiet}) == []
+    assert answer_lines(entries, {t.trial: t for t in quiet}) == []
 
 
 @pytest.mark.parametrize(("seconds", "owners"), [(0.001, {"large", "small"}), (0.0009, {"large"})])

@@ -274,6 +274,11 @@ class TrialRecovery(Struct, frozen=True, kw_only=True):
         covered = start is not None and any(r.effect_ns <= start.end_ns <= r.end_ns for r in self.recoveries)
         return None if covered else start
 
+    @property
+    def with_start(self) -> tuple[Recovery, ...]:
+        """The first start, unless a recovery contains it, and the recoveries."""
+        return self.recoveries if self.own_start is None else (self.own_start, *self.recoveries)
+
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = to_builtins(self)
         return found
