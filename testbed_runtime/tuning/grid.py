@@ -124,7 +124,7 @@ def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) ->
     for variant in spec.get("variants") or []:
         own = variant.get("flinkConfiguration") or {}
         if own and row.reference != CURRENT:
-            variant["flinkConfiguration"] = _without(own, study)
+            variant["flinkConfiguration"] = without_studied(own, study)
         required = {_key(item) for item in wanted}
         if variant.get("expect"):
             variant["expect"] = [item for item in variant["expect"] if _key(item) not in required]
@@ -141,10 +141,11 @@ def configuration(given: Mapping[str, str], study: TuningStudySpec, row: Row) ->
     """Return a scenario's options with the values of the row: its own values if the row is `Current`, none if it is `Default`."""
     if row.reference == CURRENT:
         return dict(given)
-    return {**_without(given, study), **row.options}
+    return {**without_studied(given, study), **row.options}
 
 
-def _without(given: Mapping[str, str], study: TuningStudySpec) -> dict[str, str]:
+def without_studied(given: Mapping[str, str], study: TuningStudySpec) -> dict[str, str]:
+    """Return a configuration without the options of the study, whatever their names in it."""
     studied = {ALIASES.get(option.key, option.key) for option in study.options}
     return {key: value for key, value in given.items() if ALIASES.get(key, key) not in studied}
 

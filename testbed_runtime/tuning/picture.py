@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from testbed_runtime.api.kinds import TuningStudySpec
@@ -38,9 +38,9 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
     if len(shown) < 2:
         return ""
     left = max(MARGIN, 36 + CHARACTER * max(len(line.texts[1]) for *_, line in shown))
-    to_x = _axis([x for x, _, _ in shown], left, WIDTH - MARGIN)
-    to_y = _axis([y for _, y, _ in shown], HEIGHT - MARGIN, MARGIN)
     axes = [x for x, _, _ in shown], [y for _, y, _ in shown]
+    to_x = _axis(axes[0], left, WIDTH - MARGIN)
+    to_y = _axis(axes[1], HEIGHT - MARGIN, MARGIN)
     titles = [
         f"{name_of(objective)} ({BETTER[objective.direction]} is better)"
         + (", log scale" if _is_log(values) else "")
@@ -92,30 +92,25 @@ def _axis(values: Sequence[float], low_at: float, high_at: float) -> Callable[[f
     return lambda v: low_at + (high_at - low_at) * (v - low) / (high - low)
 
 
-def _legend(kinds: set[str], left: float) -> list[str]:
+def _legend(kinds: set[str], left: float) -> Iterator[str]:
     """Name the colours that the picture has, above it."""
-    found = []
     for kind in reversed([kind for kind in COLOURS if kind in kinds]):
-        found.append(
-            f'<text x="{left:.1f}" y="{LEGEND_TOP}" text-anchor="start">'
-            f'<tspan fill="{COLOURS[kind]}">●</tspan> {NAMES[kind]}</text>'
-        )
+        mark = f'<tspan fill="{COLOURS[kind]}">●</tspan>'
+        yield f'<text x="{left:.1f}" y="{LEGEND_TOP}" text-anchor="start">{mark} {NAMES[kind]}</text>'
         left += CHARACTER * len(NAMES[kind]) + LEGEND_GAP
-    return found
 
 
 def _ends(
     values: Sequence[tuple[float, str]], to: Callable[[float], float], across: float, *, vertical: bool
-) -> list[str]:
+) -> Iterator[str]:
     """Label the smallest and the largest value of an axis."""
-    found = []
     for value, text in (min(values), max(values)):
         x, y = (across, to(value)) if vertical else (to(value), across)
-        anchor = "end" if vertical else "middle"
-        found.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#6b7280">{escape(text)}</text>'
-        )
-    return found
+        yield _text(text, x, y, "end" if vertical else "middle", "#6b7280")
+
+
+def _text(text: str, x: float, y: float, anchor: str, colour: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
 
 
 def _kind(line: Line) -> str:
@@ -127,9 +122,8 @@ def _point(x: float, y: float, line: Line) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[_kind(line)]}"><title>{escape(where)}</title></circle>'
 
 
-def _labels(points: Sequence[tuple[float, float, Line]]) -> list[str]:
+def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
     """Name the best row and the references, each above its point, or further up or down where a label or a point is."""
-    found: list[str] = []
     taken: list[tuple[float, float, float]] = []
     for x, y, line in points:
         if _kind(line) not in ("best", "reference"):
@@ -152,10 +146,7 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> list[str]:
         )
         taken.append((low, high, at))
         anchor, start = ("end", high) if ends_here else ("start", low)
-        found.append(
-            f'<text x="{start:.1f}" y="{at:.1f}" text-anchor="{anchor}" fill="{COLOURS[_kind(line)]}">{escape(text)}</text>'
-        )
-    return found
+        yield _text(text, start, at, anchor, COLOURS[_kind(line)])
 
 
 def _covers(low: float, high: float, at: float, x: float, y: float) -> bool:

@@ -11,10 +11,10 @@ from testbed_runtime.api import kinds
 from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.judgement.detector import Disturbance, Quality, quality
-from testbed_runtime.core.options import ALIASES, BY_KEY, Options, equal_values
+from testbed_runtime.core.options import ALIASES, Options, equal_values
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import LATEST
-from testbed_runtime.tuning.grid import CURRENT, DEFAULT, Row, configuration, rows
+from testbed_runtime.tuning.grid import CURRENT, Row, configuration, rows, without_studied
 from testbed_runtime.tuning.score import Line
 
 
@@ -64,16 +64,12 @@ def reference_values(
     """Return the value of each option in each reference, for the table: `10 s`, or `10 s / 5 s` if the scenarios differ."""
     found: dict[str, dict[str, str]] = {}
     for reference in spec.references:
-        values = found.setdefault(reference, {})
-        for option in spec.options:
-            key = ALIASES.get(option.key, option.key)
-            each = []
-            for scenario in scenarios.values():
-                testbed = scenario["testbed"]
-                own = {ALIASES.get(k, k): v for k, v in (testbed.get("flinkConfiguration") or {}).items()}
-                default = BY_KEY[key].default_in(testbed.get("flinkVersion") or LATEST)
-                each.append(default if reference == DEFAULT else str(own.get(key, default)))
-            values[option.key] = " / ".join(dict.fromkeys(each))
+        each = [_options(scenario, spec, Row(0, {}, reference)) for scenario in scenarios.values()]
+        keys = {option.key: ALIASES.get(option.key, option.key) for option in spec.options}
+        found[reference] = {
+            name: " / ".join(dict.fromkeys(options.text(key) for options in each))
+            for name, key in keys.items()
+        }
     return found
 
 
@@ -107,8 +103,6 @@ def merged(
 
 def _set_by_variants(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether a variant of the study has a value of its own for a studied option."""
-    studied = {ALIASES.get(option.key, option.key) for option in spec.options}
     variants = [v for s in scenarios.values() for v in s.get("variants") or () if v["name"] in spec.variants]
-    return any(
-        ALIASES.get(key, key) in studied for v in variants for key in v.get("flinkConfiguration") or {}
-    )
+    given = [variant.get("flinkConfiguration") or {} for variant in variants]
+    return any(without_studied(own, spec) != own for own in given)

@@ -16,11 +16,10 @@ from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.expectations import PHASE_NAMES
 from testbed_runtime.core.judgement.metrics import METRICS, NOT_RECOVERED, parse_quantile
 from testbed_runtime.core.judgement.quantities import DASH, apart, format_value, seconds
-from testbed_runtime.core.judgement.recovery import Margin, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Margin, TrialRecovery
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval, mean_interval
 from testbed_runtime.core.judgement.verdict import worst
-from testbed_runtime.core.options import ALIASES
 from testbed_runtime.core.waits import PRODUCT, named_today
 from testbed_runtime.tuning.grid import CURRENT, DEFAULT, PlannedRun, Row, rows
 
@@ -65,10 +64,9 @@ def costs(keys: Sequence[str], recoveries: Sequence[Mapping[str, Any]]) -> dict[
     trials = [trial for run in recoveries for trial in _with_costs(run)]
     found: dict[str, Cost] = {}
     for key in keys:
-        name = ALIASES.get(key, key)
-        spans = [span for trial in trials for span in _spans(trial)]
-        prices = [p for span in spans for p in span.prices if _names(p.option, name)]
-        margins = [m for span in spans for m in span.margins if _names(m.option, name)]
+        spans = [span for trial in trials for span in trial.with_start]
+        prices = [p for span in spans for p in span.prices if _names(p.option, named_today(key))]
+        margins = [m for span in spans for m in span.margins if _names(m.option, named_today(key))]
         if prices or margins:
             found[key] = Cost(
                 price_s=sum(p.seconds for p in prices) / len(trials),
@@ -83,13 +81,6 @@ def _with_costs(run: Mapping[str, Any]) -> list[TrialRecovery]:
     their first start may have waited."""
     known = [TrialRecovery.from_json(value) for value in run.values()]
     return [trial for trial in known if trial.recoveries] or known
-
-
-def _spans(trial: TrialRecovery) -> Iterator[Recovery]:
-    """Yield the first start, then the recoveries. A fault before the submission has the first start as its recovery."""
-    if trial.own_start is not None:
-        yield trial.own_start
-    yield from trial.recoveries
 
 
 def _names(text: str, key: str) -> bool:
@@ -290,14 +281,16 @@ def _why(outcome: Outcome) -> str:
 def _value(objective: Objective, outcomes: Sequence[Outcome], quality: Quality | None) -> Value:
     if objective.metric in detector.METRICS:
         return _computed(objective.metric, quality)
-    by_scenario = [[dict(item) for item in _items(objective, o.verdict)] for o in outcomes]
+    by_scenario = [_items(objective, outcome.verdict) for outcome in outcomes]
     items = [item for found in by_scenario for item in found]
     if not items or any(item.get("value") is None for item in items):
         return Value()
-    means = [sum(float(i["value"]) for i in found) / len(found) for found in by_scenario if found]
+
+    def mean(found: Sequence[Mapping[str, Any]]) -> float:
+        return sum(float(item["value"]) for item in found) / len(found)
+
     choose = max if objective.direction == "min" else min
-    index = means.index(choose(means))
-    shown = [found for found in by_scenario if found][index]
+    shown = choose(filter(None, by_scenario), key=mean)
     bounded = any(item.get("at_least") for item in items)
     interval = mean_interval([float(i["value"]) for i in shown], confidence=CONFIDENCE, seed=comparison.SEED)
     samples = [
@@ -309,8 +302,8 @@ def _value(objective: Objective, outcomes: Sequence[Outcome], quality: Quality |
         for number, found in enumerate(by_scenario)
         for i, item in enumerate(found)
     ]
-    text = _text(objective, means[index], shown, interval, bounded)
-    return Value(means[index], text, interval, bounded, tuple(samples))
+    text = _text(objective, mean(shown), shown, interval, bounded)
+    return Value(mean(shown), text, interval, bounded, tuple(samples))
 
 
 def _computed(metric: str, quality: Quality | None) -> Value:
@@ -365,21 +358,18 @@ def quantile_of(objective: Objective) -> float | None:
 # ---- against the references
 
 
-def against(spec: TuningStudySpec, line: Line, reference: Line) -> list[str]:
+def against(spec: TuningStudySpec, line: Line, reference: Line) -> Iterator[str]:
     """Say for each objective how the line differs from a reference, over all trials of all scenarios in pairs."""
-    found = []
     for index, objective in enumerate(spec.objectives):
         own, other = line.objectives[index], reference.objectives[index]
         name = name_of(objective)
         both = f"{own.text} instead of {other.text}" if own.text != other.text else f"{own.text} in both"
         if objective.metric in detector.METRICS or own.number is None or other.number is None:
-            found.append(f"{name}: {both}")
+            yield f"{name}: {both}"
             continue
         key = comparison.Key(objective.metric, quantile_of(objective), objective.phase or "")
         made = comparison.contrast(key, (reference.row.text, other.samples), (line.row.text, own.samples))
-        known = made.answer != comparison.UNKNOWN
-        found.append(f"{name}: {made.text if known else both}")
-    return found
+        yield f"{name}: {both if made.answer == comparison.UNKNOWN else made.text}"
 
 
 def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
