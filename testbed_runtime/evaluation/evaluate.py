@@ -31,23 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STAGES = ("histories", "spark", "trials", "results")
+"""One line is sent for each stage that begins."""
 Answer = Callable[[dict[str, Any]], None]
 """Sends one JSON object to the process that asked."""
-
-
-class Progress:
-    """One line for each stage that begins."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._started = time.monotonic()
-        self._done = 0
-
-    def stage(self, name: str, **more: Any) -> None:
-        """Report that `name` begins now."""
-        seconds = round(time.monotonic() - self._started, 2)
-        self._answer({"stage": name, "done": self._done, "of": len(STAGES), "seconds": seconds, **more})
-        self._done += 1
 
 
 def evaluate(
@@ -56,8 +42,13 @@ def evaluate(
     """Evaluate a run. Spark is started only after every trial has been found sealed. `into`: the catalogue to write to.
 
     Raises HeadgateError, and then keeps earlier results."""
-    progress = Progress(answer)
-    progress.stage("histories")
+    started = time.monotonic()
+
+    def stage(name: str, **more: Any) -> None:
+        seconds = round(time.monotonic() - started, 2)
+        answer({"stage": name, "done": STAGES.index(name), "of": len(STAGES), "seconds": seconds, **more})
+
+    stage("histories")
     manifest = read_manifest(folder)
     trials = tables.open_trials(folder, manifest)
     if not trials:
@@ -65,14 +56,14 @@ def evaluate(
             "There is no trial to evaluate: every one was voided, or the run ended before its first."
         )
     trials = splits.with_control_noise(trials)
-    progress.stage("spark", trials=len(trials))
+    stage("spark", trials=len(trials))
     session = spark()
-    progress.stage("trials", trials=len(trials))
+    stage("trials", trials=len(trials))
     found = judged(session, trials)
     for row in found:
         if row["error"]:
             raise HeadgateError(row["error"])
-    progress.stage("results")
+    stage("results")
     entries = [t.entry for t in trials]
     rows = [row for of_trial in found for row in of_trial["rows"]]
     rows += control_metrics(rows, entries)

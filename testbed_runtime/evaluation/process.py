@@ -15,7 +15,7 @@ from typing import Any
 from testbed_runtime.children import ends_with_parent
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import ERROR_PREFIX
-from testbed_runtime.evaluation.run import remove_scratch
+from testbed_runtime.evaluation.session import remove_scratch
 from testbed_runtime.timeouts import timeout
 
 START_LIMIT_S = 180.0

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_ERROR
-from testbed_runtime.evaluation import ERROR_PREFIX, session, trends
+from testbed_runtime.evaluation import ERROR_PREFIX, trends
 from testbed_runtime.evaluation.catalogue import damaged_part
 from testbed_runtime.evaluation.evaluate import evaluate
-from testbed_runtime.evaluation.run import one_line, scratch_folder
+from testbed_runtime.evaluation.session import one_line, scratch_folder, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +109,7 @@ def own_spark() -> Iterator[SparkSession]:
     more = json.loads(os.environ.get(SETTINGS) or "{}")
     with (
         scratch_folder() as scratch,
-        session.spark_session(scratch, master=os.environ.get(MASTER, ""), more=more) as spark,
+        spark_session(scratch, master=os.environ.get(MASTER, ""), more=more) as spark,
     ):
         yield spark
 

@@ -170,7 +170,7 @@ async def pids_of(folder: Path) -> list[int]:
 async def test_the_scratch_folder_of_a_killed_process_is_removed(tmp_path: Path):
     """A process that the kernel kills for want of memory removes nothing itself."""
     body = """
-from testbed_runtime.evaluation.run import scratch_folder
+from testbed_runtime.evaluation.session import scratch_folder
 with scratch_folder() as scratch:
     (scratch / 'shuffle').write_text('blocks')
     open(folder + '/scratch', 'w').write(str(scratch))

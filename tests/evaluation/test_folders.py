@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.evaluation import run, splits, tables, worker
+from testbed_runtime.evaluation import session, splits, tables, worker
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA, read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES
@@ -282,8 +282,8 @@ def test_a_catalogue_is_read_job_by_job_and_a_missing_table_is_no_error(
 def test_a_python_error_inside_spark_becomes_its_own_line():
     """The error of the worker, not the plan around it."""
     text = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n    h = {1: g()}\n        ^^^\nKeyError: 3\n\nDuring: x'
-    assert run.one_line(RuntimeError(text)) == "KeyError: 3"
-    assert run.one_line(ConnectionRefusedError(111, "Connection refused")).startswith(
+    assert session.one_line(RuntimeError(text)) == "KeyError: 3"
+    assert session.one_line(ConnectionRefusedError(111, "Connection refused")).startswith(
         "The Spark driver has ended"
     )
-    assert run.one_line(ValueError("")) == "ValueError: no message"
+    assert session.one_line(ValueError("")) == "ValueError: no message"

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from benchmarks.histories import write_run
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.grouping import grouped
-from testbed_runtime.evaluation import catalogue, pipeline, run, splits, tables, trends
+from testbed_runtime.evaluation import catalogue, pipeline, session, splits, tables, trends
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.numbers import COUNTS_SCHEMA, NUMBERS
 from testbed_runtime.history.schema import TABLES, Trial
@@ -242,20 +242,20 @@ def test_the_trial_that_was_interrupted_has_no_seal(generated: Path):
 )
 def test_an_error_is_one_line(text: str, line: str):
     """It has up to 600 characters."""
-    assert run.one_line(RuntimeError(text)) == line
-    assert run.one_line(HeadgateError("a\n" + "b" * 700)) == "a\n" + "b" * 598
+    assert session.one_line(RuntimeError(text)) == line
+    assert session.one_line(HeadgateError("a\n" + "b" * 700)) == "a\n" + "b" * 598
 
 
 def test_a_scratch_folder_is_removed_by_its_process_or_by_another():
     """Those of other processes stay."""
-    with run.scratch_folder() as own:
+    with session.scratch_folder() as own:
         assert own.is_dir()
         (own / "file").write_text("")
-        run.remove_scratch(os.getpid() + 1)
+        session.remove_scratch(os.getpid() + 1)
         assert own.is_dir()
     assert not own.exists()
-    with run.scratch_folder() as killed:
-        run.remove_scratch(os.getpid())
+    with session.scratch_folder() as killed:
+        session.remove_scratch(os.getpid())
         assert not killed.exists()
 
 
