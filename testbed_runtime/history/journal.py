@@ -41,18 +41,19 @@ class Journal:
         self.folder = folder / SEGMENTS_FOLDER
         self._streams: dict[tuple[str, str], _Stream] = {}
         self.problems: list[str] = []
-        self.refused_duplicates = 0
-        self._make_folder()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._error(error) from error
         for path in sorted(self.folder.glob("*" + SUFFIX)):
             self._reopen(path)
 
     def append(self, process: str, stream: str, data: bytes) -> int:
         """Write and fsync the new segments of a batch. Return the next expected number; all lower ones are safe.
-        Duplicates are only counted. Raises RemoteProtocolError at a gap, and RecordingError if writing fails."""
+        Duplicates are dropped. Raises RemoteProtocolError at a gap, and RecordingError if writing fails."""
         segments = parse_batch(data)
         state = self._streams.get((process, stream)) or self._open(process, stream)
         fresh = list(in_order(segments, state.next_number))
-        self.refused_duplicates += len(segments) - len(fresh)
         if fresh:
             self._write(state, fresh)
         return state.next_number
@@ -65,12 +66,6 @@ class Journal:
         for state in self._streams.values():
             os.close(state.file)
         self._streams.clear()
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._error(error) from error
 
     def _open(self, process: str, stream: str) -> _Stream:
         if not NAME.match(process) or not NAME.match(stream):
