@@ -18,7 +18,7 @@ from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.digests import changed, recounted
 from testbed_runtime.history.numbers import NUMBERS
-from testbed_runtime.history.reader import open_table, read_seal, require_rows, unreadable
+from testbed_runtime.history.reader import open_table, read_rows, read_seal, require_rows
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.history.validation import (
     DamagedHistory,
@@ -107,7 +107,8 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
     found: list[Damage] = []
     blocks = read_seal(trial.folder).blocks
     for table, groups in split.groups.items():
-        tables[table], first_row = _read(trial, table, groups, columns(table, whole=split.whole))
+        wanted = columns(table, whole=split.whole)
+        tables[table], first_row = read_rows(trial.folder, table, trial.rows[table], wanted, groups)
         problems = check_rows(table, tables[table], run=trial.run, trial=trial.trial)
         if not split.whole:
             problems += _together(trial, {table: tables[table]})
@@ -138,19 +139,3 @@ def check_assembled(trial: Trial, entry: Entry) -> None:
     fell = fell or check_across(Trial(trial.run, trial.trial, kept), entry)
     if found := repeated + [replace(damage, row=-1) for damage in fell]:
         raise DamagedHistory(trial.trial, found)
-
-
-def _read(
-    trial: TrialFiles, table: str, groups: tuple[int, ...] | None, wanted_columns: list[str]
-) -> tuple[pa.Table, int]:
-    """Return rows of a table, and the number of the first one in the file."""
-    with open_table(trial.folder, table) as file:
-        if groups is None:
-            require_rows(trial.folder, table, file.metadata.num_rows, trial.rows[table])
-        wanted = range(file.num_row_groups) if groups is None else groups
-        first = sum(file.metadata.row_group(n).num_rows for n in range(wanted[0])) if wanted else 0
-        try:
-            rows = file.read_row_groups(list(wanted), columns=wanted_columns, use_threads=False)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise unreadable(trial.folder, table, error) from None
-    return rows.select(wanted_columns), first

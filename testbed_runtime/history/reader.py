@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ def read_trial(
     With the trial's `entry` in the manifest the rows are validated too (DamagedHistory)."""
     folder = Path(folder)
     report = read_seal(folder)
-    tables = {name: _table(folder, name, report.rows[name]) for name in TABLES}
+    columns = {name: arrow_schema(name).names for name in TABLES}
+    tables = {name: read_rows(folder, name, report.rows[name], columns[name])[0] for name in TABLES}
     found = Trial(
         run=run or folder.resolve().parent.parent.name,
         trial=trial or folder.resolve().name,
@@ -105,11 +106,18 @@ def require_rows(folder: Path, name: str, rows: int, sealed: int) -> None:
         raise UserError(f"{HISTORY_FOLDER}/{folder.name}/{name}.parquet", problem, RESTORE)
 
 
-def _table(folder: Path, name: str, sealed: int) -> pa.Table:
+def read_rows(
+    folder: Path, name: str, sealed: int, columns: list[str], groups: Sequence[int] | None = None
+) -> tuple[pa.Table, int]:
+    """Return these columns of a table, and the number of the first row. By default all row groups are read, and their rows are compared
+    with the sealed number."""
     with open_table(folder, name) as file:
-        require_rows(folder, name, file.metadata.num_rows, sealed)
+        if groups is None:
+            require_rows(folder, name, file.metadata.num_rows, sealed)
+            groups = range(file.num_row_groups)
+        first = sum(file.metadata.row_group(n).num_rows for n in range(groups[0])) if groups else 0
         try:
-            table = file.read()
+            rows = file.read_row_groups(list(groups), columns=columns, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise unreadable(folder, name, error) from None
-    return table.select(arrow_schema(name).names)
+    return rows.select(columns), first

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from testbed_runtime.files import read_document, sync, write_whole
 from testbed_runtime.history.digests import Block, block_of
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX, RecordingError
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
-from testbed_runtime.history.segments import Segment, scan
+from testbed_runtime.history.segments import scan
 
 SEALED = "sealed.json"
 ROW_GROUP_ROWS = 65_536
@@ -64,7 +63,8 @@ def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
         report = _write(folder, files, list(problems or []))
         _mark_sealed(folder, report)
     except OSError as error:
-        _clean(folder)
+        for table in TABLES:  # disk space may be short
+            (folder / f"{table}.parquet").unlink(missing_ok=True)
         raise RecordingError(
             f"cannot seal the history in {folder}: {error.strerror or error}. The segments are kept in "
             f"{folder / SEGMENTS_FOLDER}; free some space and evaluate the run again"
@@ -104,30 +104,21 @@ def _sealed_before(folder: Path, before: SealReport, files: list[Path]) -> SealR
 
 def _write(folder: Path, files: list[Path], problems: list[str]) -> SealReport:
     report = SealReport(schema=SCHEMA_VERSION, rows=dict.fromkeys(TABLES, 0), streams={}, problems=problems)
-    writers = {table: _TableWriter(folder, table) for table in TABLES}
-    try:
+    with contextlib.ExitStack() as files_of_tables:
+        writers = {table: files_of_tables.enter_context(_TableWriter(folder, table)) for table in TABLES}
         for path in files:
             seqs: list[Any] = []
-            for segment in _segments(path, report):
+            found = scan(path.read_bytes())
+            if found.problem:
+                report.problems.append(f"{path.name}: {found.problem}; read up to byte {found.good_bytes}")
+            for segment in found.segments:
                 rows = segment.rows()
                 seqs.append(rows.column("seq").to_numpy())
                 writers[segment.table_name].add(rows)
                 report.rows[segment.table_name] += len(rows)
             report.streams[path.name] = _account(path, seqs, report)
-        for table, writer in writers.items():
-            writer.finish()
-            report.blocks[table] = writer.blocks
-    finally:
-        for writer in writers.values():
-            writer.abandon()
+    report.blocks.update({table: writer.blocks for table, writer in writers.items()})
     return report
-
-
-def _segments(path: Path, report: SealReport) -> Iterator[Segment]:
-    found = scan(path.read_bytes())
-    if found.problem:
-        report.problems.append(f"{path.name}: {found.problem}; read up to byte {found.good_bytes}")
-    yield from found.segments
 
 
 def _account(path: Path, seqs: list[Any], report: SealReport) -> dict[str, int]:
@@ -151,17 +142,23 @@ class _TableWriter:
         self._gathered: list[pa.Table] = []
         self._count = 0
         self.blocks: list[Block] = []
-        self._writer: pq.ParquetWriter | None = pq.ParquetWriter(
-            self._temporary, self._schema, compression="zstd"
-        )
+        self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
 
     def __enter__(self) -> _TableWriter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self.finish()
-        self.abandon()
+        """Complete the file. After a failure, delete it instead."""
+        try:
+            if kind is None:
+                self._put_group()
+                self._writer.close()
+                sync(self._temporary)
+                self._temporary.replace(self._path)
+        finally:
+            with contextlib.suppress(OSError):  # the disk may be full; the file is deleted anyway
+                self._writer.close()
+            self._temporary.unlink(missing_ok=True)
 
     def add(self, rows: pa.Table) -> None:
         self._gathered.append(rows)
@@ -169,34 +166,11 @@ class _TableWriter:
         if self._count >= ROW_GROUP_ROWS:
             self._put_group()
 
-    def finish(self) -> None:
-        if self._writer is None:
-            return
-        self._put_group()
-        self._writer.close()
-        self._writer = None
-        sync(self._temporary)
-        self._temporary.replace(self._path)
-
-    def abandon(self) -> None:
-        """Delete an unfinished file. Does nothing after the file is complete."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError):  # the disk may be full; the file is deleted anyway
-                self._writer.close()
-            self._writer = None
-        self._temporary.unlink(missing_ok=True)
-
     def _put_group(self) -> None:
-        if self._count and self._writer is not None:
+        if self._count:
             rows = pa.concat_tables(self._gathered).cast(self._schema)
             self._writer.write_table(rows, ROW_GROUP_ROWS)
             starts = range(0, len(rows), ROW_GROUP_ROWS)
             self.blocks += [block_of(rows.slice(start, ROW_GROUP_ROWS)) for start in starts]
         self._gathered = []
         self._count = 0
-
-
-def _clean(folder: Path) -> None:
-    """Delete incomplete files after a failure, because disk space may be short."""
-    for table in TABLES:
-        (folder / f"{table}.parquet").unlink(missing_ok=True)
