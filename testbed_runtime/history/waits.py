@@ -27,7 +27,10 @@ class OpenWait:
     limit: Limit
     after: tuple[str, ...]
     cause: str
-    ended: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.wait not in self.log.waiting
 
     def end(
         self,
@@ -38,10 +41,10 @@ class OpenWait:
         at_least_s: float = 0.0,
     ) -> None:
         """Record the wait. `at_s` (loop time) defaults to now. A wait shorter than `at_least_s` is dropped."""
-        if at_least_s and self.log.now() - self.start_s < at_least_s:
-            self.log.drop(self)
-            return
-        self.log.record(self, outcome, cause or self.cause, at_s)
+        now_s = self.log.now()
+        dropped = at_least_s > 0 and now_s - self.start_s < at_least_s
+        if self.log.waiting.pop(self.wait, None) is not None and not dropped:
+            self.log.record(self, outcome, cause or self.cause, now_s if at_s is None else at_s)
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ class WaitLog:
     process: str
     now: Callable[[], float]
     _number: int = 0
-    _open: dict[str, OpenWait] = field(default_factory=dict)
+    waiting: dict[str, OpenWait] = field(default_factory=dict)
+    """The waits that have not ended, by their ids."""
 
     def begin(
         self,
@@ -82,12 +86,12 @@ class WaitLog:
             after=tuple(w.wait for w in after),
             cause=cause,
         )
-        self._open[wait.wait] = wait
+        self.waiting[wait.wait] = wait
         return wait
 
     def longest(self, who: str) -> str:
         """Describe the wait of this component that has lasted longest. Empty if it waits for nothing."""
-        waits = [w for w in self._open.values() if w.who == who]
+        waits = [w for w in self.waiting.values() if w.who == who]
         if not waits:
             return ""
         first = min(waits, key=lambda w: w.start_s)
@@ -100,13 +104,8 @@ class WaitLog:
         that it missed, so the process stopped at some time in the interval before that tick."""
         self.begin("stalled", process, "event loop", since_s=self.now() - seconds - STALL_TICK_S / 2).end()
 
-    def record(self, wait: OpenWait, outcome: Outcome, cause: str, at_s: float | None) -> None:
+    def record(self, wait: OpenWait, outcome: Outcome, cause: str, end_s: float) -> None:
         """Write the row of a wait that ends. Called by `OpenWait.end`."""
-        if wait.ended:
-            return
-        wait.ended = True
-        self._open.pop(wait.wait, None)
-        end_s = self.now() if at_s is None else at_s
         self.history.append(
             "waits",
             t_ns=int(end_s * NS),
@@ -126,15 +125,14 @@ class WaitLog:
 
     def cancel(self) -> None:
         """End every open wait as cancelled, because its owner has stopped."""
-        for wait in list(self._open.values()):
+        for wait in list(self.waiting.values()):
             wait.end(Outcome.CANCELLED)
 
     def drop(self, wait: OpenWait) -> None:
         """Forget a wait that is not worth a row."""
-        wait.ended = True
-        self._open.pop(wait.wait, None)
+        self.waiting.pop(wait.wait, None)
 
     def close(self) -> None:
         """Record every wait that has not ended as open. Call it before the history is flushed for the last time."""
-        for wait in list(self._open.values()):
+        for wait in list(self.waiting.values()):
             wait.end(Outcome.OPEN)
