@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -74,18 +74,14 @@ class Dispatcher:
 
     Clients name a job by its id or its name. An empty name means the newest job."""
 
-    def __init__(
-        self,
-        services: Services,
-        resourcemanager: ResourceManager,
-        with_options: Callable[[Options], Services],
-    ) -> None:
+    def __init__(self, services: Services, resourcemanager: ResourceManager) -> None:
         self._services = services
         self._rm = resourcemanager
-        self._with_options = with_options
         self._store = JobStore(services.blobs)
         self._submitted = 0
         self.jobmaster: JobMaster | None = None
+        self.jobmaster_handlers: dict[type, Handler] = {}
+        """The handlers of the endpoint `jobmaster`: those of the current JobMaster."""
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -144,6 +140,7 @@ class Dispatcher:
             await self._run(stored, None, latest)
         except OSError as error:
             self.jobmaster = None
+            self.jobmaster_handlers.clear()
             raise FlinkError("JobSubmissionException", f"The job cannot be stored: {error}") from None
         return Acknowledge(True, job)
 
@@ -183,10 +180,12 @@ class Dispatcher:
         options = self._options(stored.configuration)
         if stored.graph.is_batch and options.duration("execution.checkpointing.interval") > 0:
             self._services.event("note", stored.job, text=CHECKPOINTING_DISABLED)
-        services = self._with_options(options.of_job(batch=stored.graph.is_batch))
+        services = replace(self._services, options=options.of_job(batch=stored.graph.is_batch))
         self.jobmaster = JobMaster(
             services, self._rm, self._store, stored, recovered=status, latest=latest, revoked=revoked
         )
+        self.jobmaster_handlers.clear()
+        self.jobmaster_handlers.update(self.jobmaster.handlers)
         await self.jobmaster.start()
 
     def suspend(self, why: str) -> FormerSession:

@@ -7,11 +7,10 @@ await manager.close()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.faults.links import logical_name
@@ -29,23 +28,6 @@ from testbed_runtime.ports.rpc import Handler, Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.process.tasks import TaskKeeper
-
-
-class LeaderSession(Struct, frozen=True):
-    """The services that run while this process leads (DispatcherLeaderProcess, JobMasterServiceProcess, ResourceManager)."""
-
-    services: Services
-    resourcemanager: ResourceManager
-    dispatcher: Dispatcher
-
-    @classmethod
-    def of(cls, services: Services) -> LeaderSession:
-        resourcemanager = ResourceManager(services)
-        return cls(
-            services,
-            resourcemanager,
-            Dispatcher(services, resourcemanager, lambda options: replace(services, options=options)),
-        )
 
 
 class JobManager:
@@ -81,7 +63,7 @@ class JobManager:
             leader=ids.bytes16().hex(),
             waits=WaitLog(history, name, clock.now),
         )
-        self._session = LeaderSession.of(self._services)
+        self._create_components(self._services)
         self._stalls = StallMeter(self._on_stall, lambda: self.resourcemanager.heartbeats.watching)
         self._former = NO_SESSION
         self._first: tuple[JobGraph, Mapping[str, str]] | None = None
@@ -97,18 +79,16 @@ class JobManager:
                 on_fatal=on_fatal,
             )
 
+    def _create_components(self, services: Services) -> None:
+        """Create what runs in one leader session (DispatcherLeaderProcess, JobMasterServiceProcess, ResourceManager)."""
+        self._session = services
+        self.resourcemanager = ResourceManager(services)
+        self.dispatcher = Dispatcher(services, self.resourcemanager)
+
     @property
     def leader(self) -> str:
         """The id of the current leader session, or of the last one."""
-        return self._session.services.leader
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        return self._session.dispatcher
-
-    @property
-    def resourcemanager(self) -> ResourceManager:
-        return self._session.resourcemanager
+        return self._session.leader
 
     async def start(self) -> None:
         """Open the endpoints and recover the stored job, if there is one. With high availability another process may have the
@@ -125,7 +105,7 @@ class JobManager:
         handlers = self._metered(self.resourcemanager.handlers())
         self._rpc.serve(DISPATCHER, self.dispatcher.handlers())
         self._rpc.serve(RESOURCEMANAGER, handlers)
-        self._rpc.serve(JOBMASTER, _JobMasterHandlers(self.dispatcher), service_time_s=service_time_s)
+        self._rpc.serve(JOBMASTER, self.dispatcher.jobmaster_handlers, service_time_s=service_time_s)
         await self.dispatcher.recover(self._former)
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
@@ -140,8 +120,8 @@ class JobManager:
     async def _grant_leadership(self) -> None:
         """Start the services of a new leader session (DefaultDispatcherRunner.grantLeadership)."""
         if self._former is not NO_SESSION:
-            services = replace(self._services, leader=self._services.ids.bytes16().hex(), tasks=TaskKeeper())
-            self._session = LeaderSession.of(services)
+            leader = self._services.ids.bytes16().hex()
+            self._create_components(replace(self._services, leader=leader, tasks=TaskKeeper()))
         text = f"DefaultDispatcherRunner was granted leadership with leader id {self.leader}. Creating new DispatcherLeaderProcess."
         self._record_leadership(text, granted=True)
         await self._open()
@@ -157,7 +137,7 @@ class JobManager:
         self._record_leadership(f"{text} {why}", granted=False)
         for endpoint in (DISPATCHER, JOBMASTER, RESOURCEMANAGER):
             await self._rpc.stop(endpoint)
-        await self._session.services.tasks.close()
+        await self._session.tasks.close()
         ended = self.dispatcher.suspend(why)
         # lost again before the job was recovered: the numbers of the session before are still the newest
         self._former = ended if ended.status is not None else replace(self._former, why=why)
@@ -194,7 +174,7 @@ class JobManager:
         if self.dispatcher.jobmaster is not None:
             self.dispatcher.jobmaster.close()
         self.resourcemanager.close()
-        await self._session.services.tasks.close()
+        await self._session.tasks.close()
         await self._services.parting.close()
         await self._rpc.close()
         self._services.waits.close()
@@ -214,23 +194,3 @@ class JobManager:
         self.resourcemanager.heartbeats.extend(seconds)
         if self.dispatcher.jobmaster is not None:
             self.dispatcher.jobmaster.heartbeats.extend(seconds)
-
-
-class _JobMasterHandlers(Mapping[type[Any], Handler]):
-    """The handlers of the endpoint `jobmaster`: those of the current JobMaster."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    def _current(self) -> Mapping[type[Any], Handler]:
-        jobmaster = self._dispatcher.jobmaster
-        return {} if jobmaster is None else jobmaster.handlers
-
-    def __getitem__(self, kind: type[Any]) -> Handler:
-        return self._current()[kind]
-
-    def __iter__(self) -> Iterator[type[Any]]:
-        return iter(self._current())
-
-    def __len__(self) -> int:
-        return len(self._current())
