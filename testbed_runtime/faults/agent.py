@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.kinds import kind_of
-from testbed_runtime.core.faults.lease import Ended, LeaseState, LeaseTable
+from testbed_runtime.core.faults.lease import Lease, LeaseState
 from testbed_runtime.core.faults.links import logical_name, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Backend, FaultRequest, Measurement
@@ -36,9 +36,9 @@ CHECK_LIMIT_S = 10.0
 MAX_JOURNAL = 10_000
 """Maximum rows that wait to be copied into the history. A fault has six rows, and a process that exits has one."""
 
-MAX_HEALED = 256
-"""Maximum ids of faults ended by `heal_all` that are remembered, so that a later renewal raises FaultHealed. As many faults can be
-active at a time."""
+MAX_FAULTS = 256
+"""Maximum faults that are active at a time. More is a bug in the caller, not a scenario. As many ids of faults that `heal_all` has ended
+are remembered, so that a later renewal raises FaultHealed."""
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ class _Active:
     request: FaultRequest
     backend: Backend
     backend_name: str
+    lease: Lease | None = None
+    """Set when the fault begins."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     observer: asyncio.Task[None] | None = None
     measured: Measurement | None = None
@@ -95,10 +97,9 @@ class FaultAgent:
         self._backends = dict(backends)
         self._capabilities = capabilities
         self._seed = seed
-        self._leases = LeaseTable()
         self._active: dict[str, _Active] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._healed: deque[str] = deque(maxlen=MAX_HEALED)
+        self._healed: deque[str] = deque(maxlen=MAX_FAULTS)
         self._timer = Timer()
 
     # ---- the fault API
@@ -135,7 +136,6 @@ class FaultAgent:
             raise
         except (HeadgateError, TimeoutError) as error:
             text = str(error) or "the measurement before the fault took too long"
-            self._leases.heal(fault_id, asyncio.get_running_loop().time())
             self._active.pop(fault_id, None)
             await self._undo(active)
             self._write(active, "failed", text=text)
@@ -147,10 +147,9 @@ class FaultAgent:
         request = active.request
         deadline = loop.time() + request.fault.duration_s
         active.request = replace(request, deadline=deadline)
-        try:
-            self._leases.add(request.fault_id, now=loop.time(), deadline=deadline, lease_s=lease_s)
-        except ValueError as error:
-            raise HeadgateError(str(error)) from None
+        if len(self._active) > MAX_FAULTS:
+            raise HeadgateError(f"{MAX_FAULTS} faults are active already: heal some of them first")
+        active.lease = Lease(now=loop.time(), deadline=deadline, lease_s=lease_s)
         self._arm()
         begun = await active.backend.apply(active.request)
         self._write(active, "injected", t=begun)
@@ -160,23 +159,25 @@ class FaultAgent:
         """Renew the lease of a fault. Raises FaultHealed after `heal_all`, HeadgateError if the fault is no longer active."""
         if fault_id in self._healed:
             raise FaultHealed(f"all faults were healed, {fault_id} among them")
-        if not self._leases.renew(fault_id, asyncio.get_running_loop().time()):
+        lease = self._lease(fault_id)
+        if lease is None or not lease.renew(asyncio.get_running_loop().time()):
             raise HeadgateError(f"the fault {fault_id} is no longer active")
         self._arm()
 
     async def heal(self, fault_id: str) -> None:
         """End a fault and wait until its residue is measured. Harmless when it ended or never existed."""
-        ended = self._leases.heal(fault_id, asyncio.get_running_loop().time())
-        if ended is not None:
-            self._end(ended)
+        if self._lease(fault_id) is not None:
+            self._end(fault_id)
         task = self._ending.get(fault_id)
         if task is not None:
             await asyncio.shield(task)
 
     async def heal_all(self) -> None:
-        for ended in self._leases.heal_all(asyncio.get_running_loop().time()):
-            self._healed.append(ended.fault_id)
-            self._end(ended)
+        """End every fault, the newest first."""
+        for fault_id in reversed(list(self._active)):
+            if (lease := self._lease(fault_id)) is not None and lease.active:
+                self._healed.append(fault_id)
+                self._end(fault_id)
         tasks = list(self._ending.values())
         if tasks:
             await asyncio.wait(tasks)
@@ -242,23 +243,31 @@ class FaultAgent:
             active, "verified" if measured.ok else "unverified", measured=measured.values, text=measured.text
         )
 
+    def _lease(self, fault_id: str) -> Lease | None:
+        """Return the lease of a fault that has begun."""
+        active = self._active.get(fault_id)
+        return active.lease if active is not None else None
+
     def _arm(self) -> None:
-        self._timer.set(self._leases.next_time, self._on_time)
+        times = (active.lease.next_time for active in self._active.values() if active.lease is not None)
+        self._timer.set(min((time for time in times if time is not None), default=None), self._on_time)
 
     def _on_time(self) -> None:
-        for ended in self._leases.due(asyncio.get_running_loop().time()):
-            self._end(ended)
+        now = asyncio.get_running_loop().time()
+        for fault_id in list(self._active):
+            if (lease := self._lease(fault_id)) is not None and lease.poll(now) is not LeaseState.ACTIVE:
+                self._end(fault_id)
         self._arm()
 
-    def _end(self, ended: Ended) -> None:
-        active = self._active.get(ended.fault_id)
-        if active is None or ended.fault_id in self._ending:
+    def _end(self, fault_id: str) -> None:
+        """End a fault that has begun, unless it is ending already."""
+        active, loop = self._active[fault_id], asyncio.get_running_loop()
+        if active.lease is None or fault_id in self._ending:
             return
-        task = asyncio.get_running_loop().create_task(
-            self._finish(active, ended.state), name=f"end-{ended.fault_id}"
-        )
-        self._ending[ended.fault_id] = task
-        task.add_done_callback(lambda _: self._ending.pop(ended.fault_id, None))
+        state = active.lease.heal(loop.time())
+        task = loop.create_task(self._finish(active, state), name=f"end-{fault_id}")
+        self._ending[fault_id] = task
+        task.add_done_callback(lambda _: self._ending.pop(fault_id, None))
 
     async def _finish(self, active: _Active, state: LeaseState) -> None:
         """Conclude the measurement, remove the fault, measure the residue."""

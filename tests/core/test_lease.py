@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.core.faults.lease import (
-    LEASE_S,
-    MAX_FAULTS,
-    RENEW_EVERY_S,
-    Lease,
-    LeaseState,
-    LeaseTable,
-)
+from testbed_runtime.core.faults.lease import LEASE_S, RENEW_EVERY_S, Lease, LeaseState
 
 
 def test_a_fault_ends_at_its_absolute_deadline():
@@ -64,41 +56,6 @@ def test_the_first_end_stays_the_reason():
     assert lease.poll(6.0) is LeaseState.HEALED
     expired = Lease(now=0.0, deadline=5.0)
     assert expired.heal(7.0) is LeaseState.EXPIRED
-
-
-def test_a_table_gives_each_ended_fault_once():
-    """And forgets it."""
-    table = LeaseTable()
-    table.add("a", now=0.0, deadline=5.0)
-    table.add("b", now=0.0, deadline=50.0, lease_s=10.0)
-    assert table.next_time == 5.0
-    assert [(e.fault_id, e.state) for e in table.due(5.0)] == [("a", LeaseState.EXPIRED)]
-    assert table.due(5.0) == []
-    assert table.renew("b", 6.0)
-    assert not table.renew("a", 6.0)
-    assert [(e.fault_id, e.state) for e in table.due(16.0)] == [("b", LeaseState.LAPSED)]
-    assert table.next_time is None
-
-
-def test_healing_everything_takes_the_newest_first():
-    """Faults are healed in the reverse order of their injection."""
-    table = LeaseTable()
-    for name in ("a", "b", "c"):
-        table.add(name, now=0.0, deadline=9.0)
-    assert [e.fault_id for e in table.heal_all(1.0)] == ["c", "b", "a"]
-    assert table.heal("a", 1.0) is None
-    assert len(table) == 0
-
-
-def test_a_table_refuses_doubles_and_too_many():
-    """Limits on everything."""
-    table = LeaseTable()
-    for number in range(MAX_FAULTS):
-        table.add(str(number), now=0.0, deadline=9.0)
-    with pytest.raises(ValueError, match="active already"):
-        table.add("0", now=0.0, deadline=9.0)
-    with pytest.raises(ValueError, match="heal some"):
-        table.add("one more", now=0.0, deadline=9.0)
 
 
 @given(st.lists(st.floats(0.1, 20.0), max_size=30), st.floats(1.0, 60.0))

@@ -410,16 +410,29 @@ async def test_healing_twice_or_an_unknown_fault_is_harmless():
 
 
 async def test_heal_all_ends_every_fault():
-    """Including faults of other clients."""
+    """Including faults of other clients, the newest first."""
     async with place() as where:
         for number in range(3):
             await where.agent.inject(
                 fault("network.stall"), fault_id=str(number), targets=["tm-0"], lease_s=None
             )
         assert len(where.agent.active()) == 3
+        ended = []
+        where.agent._end = lambda fault_id, end=where.agent._end: (ended.append(fault_id), end(fault_id))  # type: ignore[method-assign]
         await where.agent.heal_all()
+        assert ended == ["2", "1", "0"]
         assert where.agent.active() == []
         assert where.proxy.state()["rules"] == {}
+
+
+async def test_an_agent_refuses_too_many_faults(monkeypatch):
+    """More is a bug in the caller."""
+    monkeypatch.setattr("testbed_runtime.faults.agent.MAX_FAULTS", 1)
+    async with place() as where:
+        await inject(where, fault("network.stall"))
+        with pytest.raises(HeadgateError, match="heal some of them"):
+            await where.agent.inject(fault("network.stall"), fault_id="2", targets=["tm-0"], lease_s=None)
+        assert [active["id"] for active in where.agent.active()] == ["trial/f"]
 
 
 async def test_the_same_id_twice_is_refused():

@@ -14,7 +14,7 @@ import yaml
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError, StopRefused, TestbedDisrupted
-from testbed_runtime.core.faults.lease import LeaseTable
+from testbed_runtime.core.faults.lease import Lease
 from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
@@ -99,7 +99,7 @@ class MemoryTestbed:
     def __init__(self, host: MemoryHost, context: Any) -> None:
         self.host, self.context, self.habits = host, context, host.habits
         self.history = Sink()
-        self.faults = LeaseTable()
+        self.faults: dict[str, Lease] = {}
         self.log: list[tuple[float, str]] = []
         self.targets: dict[str, tuple[str, ...]] = {}
         self.submitted: float | None = None
@@ -159,26 +159,27 @@ class MemoryTestbed:
             raise AgentSilent("the agent of tm-1/packets does not answer")
         self._note(f"inject {fault.name}")
         self.targets[fault.name] = tuple(targets)
-        self.faults.add(fault_id, now=self._now(), deadline=self._now() + fault.duration_s, lease_s=lease_s)
+        now = self._now()
+        self.faults[fault_id] = Lease(now=now, deadline=now + fault.duration_s, lease_s=lease_s)
         if self.context.trial in self.habits.loses_faults_of:
-            self.faults.heal_all(self._now())
+            self.faults.clear()
         return FaultHandle(fault.name, "supervisor", "signals", tuple(targets))
 
     async def renew(self, fault_id: str) -> None:
         self._note("renew")
-        if not self.faults.renew(fault_id, self._now()):
+        if fault_id not in self.faults or not self.faults[fault_id].renew(self._now()):
             raise HeadgateError(f"there is no fault {fault_id}")
 
     async def heal(self, fault_id: str) -> None:
         self._note("heal")
-        self.faults.heal(fault_id, self._now())
+        self.faults.pop(fault_id, None)
         if self.context.trial in self.habits.short_faults_of:
             raise FaultLapsed("the agent of tm-1/packets died while it held the fault")
 
     async def residue(self) -> dict[str, Any]:
         if self.context.trial in self.habits.disrupted_at_s:
             raise HeadgateError("the agent of tm-0 does not answer")
-        return {**self.habits.residue, **({"active": self.faults.active} if self.faults.active else {})}
+        return {**self.habits.residue, **({"active": list(self.faults)} if self.faults else {})}
 
     async def check(self) -> None:
         since = self.habits.loses_jobmanager_after_s

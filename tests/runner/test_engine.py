@@ -260,7 +260,7 @@ def test_ctrl_c_heals_disposes_and_keeps_what_was_recorded(play, document):
     assert played.error is not None
     testbed = played.host.testbeds[0]
     assert testbed.log[-1][1] == "heal"
-    assert testbed.faults.active == []
+    assert testbed.faults == {}
     assert testbed.sealed
     assert played.host.alive == []
     assert played.manifest["interrupted"] is True
@@ -275,7 +275,7 @@ def test_a_second_ctrl_c_gives_up_the_history_and_the_run_is_over_only_when_its_
     played = play(document, cancel_after_s=9.0, again_after_s=1.0, control=False)
     assert isinstance(played.error, asyncio.CancelledError)
     testbed = played.host.testbeds[0]
-    assert testbed.faults.active == []
+    assert testbed.faults == {}
     assert not testbed.sealed
     assert played.host.alive == []
     assert played.trials[0]["ended"]
