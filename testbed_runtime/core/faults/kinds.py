@@ -74,7 +74,6 @@ _PROXY_RESIDUE = (
 )
 _TAPS = "Taps on both sides (before the interceptor, after receipt), matched by channel and number."
 _RULE_RESIDUE = "The rule is still in a process, or frames are still held there."
-_CALL_RESIDUE = "The rule is still in a process."
 _NO_PROCESS_LEFT = "None is possible: the killed process no longer exists."
 _NOT_WITHOUT_PACKETS = (
     "use network.latency or network.bandwidth for the effect that loss has on a TCP connection, or frames.drop to lose frames "
@@ -126,6 +125,31 @@ def _packets(
         limits=limits,
         parameters=(percent("Share of the packets, in percent."), *more),
         instead=_NOT_WITHOUT_PACKETS,
+    )
+
+
+def _channel(
+    name: str,
+    doc: str,
+    *parameters: Parameter,
+    asked: str | tuple[str, ...],
+    measured: str,
+    limits: str,
+    residue: str = "The rule is still in a process.",
+    one_of: tuple[str, ...] = (),
+) -> Kind:
+    """A fault that an interceptor inside each process carries out."""
+    return Kind(
+        name=name,
+        doc=doc,
+        backends=("channel",),
+        asked=asked,
+        measured=measured,
+        residue=residue,
+        limits=limits,
+        parameters=parameters,
+        one_of=one_of,
+        in_process=True,
     )
 
 
@@ -283,118 +307,93 @@ _NETWORK = (
 )  # fmt: skip
 
 _FRAMES = (
-    Kind(
-        name="frames.delay",
-        doc="Frames of a class are held back.",
-        backends=("channel",),
-        parameters=(_FRAME_CLASS, duration("delay", "How long each is held; later frames of its channel wait too.")),
+    _channel(
+        "frames.delay",
+        "Frames of a class are held back.",
+        _FRAME_CLASS,
+        duration("delay", "How long each is held; later frames of its channel wait too."),
         asked="{frame_class} frames of {targets} {delay} later{direction}{for}",
         measured=f"{_TAPS} The median delay is at least 80 % of the requested one.",
         residue=_RULE_RESIDUE,
         limits="It delays its own channel only (later frames wait behind a delayed one), not the connection. Channels inside one process "
         "have no frames.",
-        in_process=True,
     ),
-    Kind(
-        name="frames.drop",
-        doc="Frames of a class are dropped.",
-        backends=("channel",),
-        parameters=(_FRAME_CLASS, percent("Share of the frames, in percent, drawn from the seed.", default=100)),
+    _channel(
+        "frames.drop",
+        "Frames of a class are dropped.",
+        _FRAME_CLASS,
+        percent("Share of the frames, in percent, drawn from the seed.", default=100),
         asked="{percent} % of the {frame_class} frames of {targets} dropped{direction}{for}",
         measured=f"{_TAPS} At least half of the requested share is missing.",
         residue=_RULE_RESIDUE,
         limits="It is not packet loss: TCP never loses a frame, so this breaks the protocol on purpose. Flink cannot recover a lost buffer; "
         "expect a job that fails or stops making progress.",
-        in_process=True,
     ),
-    Kind(
-        name="frames.withhold-credit",
-        doc="AddCredit frames are kept until the fault ends, then sent.",
-        backends=("channel",),
+    _channel(
+        "frames.withhold-credit",
+        "AddCredit frames are kept until the fault ends, then sent.",
         asked="credit of {targets} is withheld{direction}{for}",
         measured=f"{_TAPS} Credit that was sent has not arrived.",
         residue=_RULE_RESIDUE,
         limits="It does not hold the initial credit, which travels in the partition request. Credits of a channel that closes meanwhile are "
         "discarded.",
-        in_process=True,
     ),
 )  # fmt: skip
 
 _CALLS = (
-    Kind(
-        name="registration.delay",
-        doc="A producer's partitions are registered late.",
-        backends=("channel",),
-        parameters=(
-            duration("delay", "How much later they are registered. Either this or `attempts`.", default=None),
-            integer("attempts", "Register them after this many requests were answered with `not found`.", 1, MAX_ATTEMPTS, default=None),
-            Parameter("vertex", Type.VERTEX, "Only the partitions of this vertex.", default=None),
-        ),
+    _channel(
+        "registration.delay",
+        "A producer's partitions are registered late.",
+        duration("delay", "How much later they are registered. Either this or `attempts`.", default=None),
+        integer("attempts", "Register them after this many requests were answered with `not found`.", 1, MAX_ATTEMPTS, default=None),
+        Parameter("vertex", Type.VERTEX, "Only the partitions of this vertex.", default=None),
         one_of=("delay", "attempts"),
         asked=(
             "the first {attempts} requests for partitions[ of {vertex}] on {targets} find nothing",
             "partitions[ of {vertex}] on {targets} are registered {delay} late",
         ),
         measured="The TaskManagers' own count: a registration waited for at least 80 % of the requested time.",
-        residue=_CALL_RESIDUE,
         limits="It delays only partitions that are registered while it lasts: with `at: deploy` those of the first deployment. It does not "
         "slow the task itself.",
-        in_process=True,
     ),
-    Kind(
-        name="heartbeats.mute",
-        doc="Heartbeats in one direction are dropped.",
-        backends=("channel",),
-        parameters=(
-            choice(
-                "direction",
-                "`request`: the JobManager's heartbeats do not reach the target; `response`: the target's answers do not reach the JobManager.",
-                {"request": "request", "response": "response"},
-            ),
+    _channel(
+        "heartbeats.mute",
+        "Heartbeats in one direction are dropped.",
+        choice(
+            "direction",
+            "`request`: the JobManager's heartbeats do not reach the target; `response`: the target's answers do not reach the JobManager.",
+            {"request": "request", "response": "response"},
         ),
         asked="heartbeat {direction}s of {targets} are dropped{for}",
         measured="The count of dropped heartbeats at the process that should have received them.",
-        residue=_CALL_RESIDUE,
         limits="It affects no other message, so the TaskManager stays reachable: detection is by `heartbeat.timeout`, never by the RPC "
         "failure threshold.",
-        in_process=True,
     ),
-    Kind(
-        name="rpc.delay",
-        doc="Messages wait in the callee's mailbox.",
-        backends=("channel",),
-        parameters=(
-            Parameter("method", Type.MESSAGE, "Name of the message, such as `SubmitTask`. The error for an unknown name suggests the nearest one."),
-            duration("delay", "How long each occupies the callee's mailbox: later messages wait too."),
-        ),
+    _channel(
+        "rpc.delay",
+        "Messages wait in the callee's mailbox.",
+        Parameter("method", Type.MESSAGE, "Name of the message, such as `SubmitTask`. The error for an unknown name suggests the nearest one."),
+        duration("delay", "How long each occupies the callee's mailbox: later messages wait too."),
         asked="each {method} on {targets} {delay} later{for}",
         measured="The callee's own count: a message waited for at least 80 % of the requested time.",
-        residue=_CALL_RESIDUE,
         limits="It delays no bytes: the message has arrived and occupies the mailbox, as in an overloaded process. An ask that times out does "
         "not cancel it.",
-        in_process=True,
     ),
-    Kind(
-        name="store.slow",
-        doc="Every read and write of the checkpoint store takes longer.",
-        backends=("channel",),
-        parameters=(duration("delay", "The added delay, for each object."),),
+    _channel(
+        "store.slow",
+        "Every read and write of the checkpoint store takes longer.",
+        duration("delay", "The added delay, for each object."),
         asked="each object of the checkpoint store {delay} later for {targets}{for}",
         measured="The targets' own count: an access waited for at least 80 % of the requested time.",
-        residue=_CALL_RESIDUE,
         limits="Listing and deleting are not slowed. Every process has its own view of the store: processes that are not targets are not "
         "affected.",
-        in_process=True,
     ),
-    Kind(
-        name="store.failing",
-        doc="The checkpoint store refuses writes.",
-        backends=("channel",),
+    _channel(
+        "store.failing",
+        "The checkpoint store refuses writes.",
         asked="the checkpoint store refuses writes of {targets}{for}",
         measured="The targets' own count of refused writes.",
-        residue=_CALL_RESIDUE,
         limits="Reads succeed. What is already stored is not damaged.",
-        in_process=True,
     ),
 )  # fmt: skip
 
