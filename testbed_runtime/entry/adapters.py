@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from testbed_runtime.entry.harness import Process
 from testbed_runtime.faults.channel.process import ChannelFaults, routes
-from testbed_runtime.faults.proxy.resolver import DirectResolver, ProxyResolver
+from testbed_runtime.faults.proxy.resolver import ProxyResolver
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.ports.execution import Cpu
 from testbed_runtime.ports.storage import BlobStore
@@ -22,7 +22,7 @@ from testbed_runtime.transport.rpc_http import HttpRpc
 class Adapters(Struct, frozen=True):
     clock: LoopClock
     history: StreamingSink
-    resolver: ProxyResolver | DirectResolver
+    resolver: ProxyResolver | None
     faults: ChannelFaults
     blobs: BlobStore
     rpc: HttpRpc
@@ -36,8 +36,9 @@ async def open_adapters(
     `leads`: this process takes over the store as its newest JobManager, and ends when another JobManager takes it over."""
     token = config.token()
     clock = LoopClock(system_boot_id())
-    resolver = ProxyResolver(config.name, config.proxy, token) if config.proxy else DirectResolver()
-    process.on_close(resolver.close)
+    resolver = ProxyResolver(config.name, config.proxy, token) if config.proxy else None
+    if resolver is not None:
+        process.on_close(resolver.close)
     history = await StreamingSink.connect(config, process=name, boot_id=clock.boot_id)
     process.on_close(history.close)
     faults = ChannelFaults(config.name)

@@ -3,7 +3,7 @@
 Each rule has its own absolute deadline here, so a fault ends even when the supervisor is gone. Nothing runs while no rule is active.
 The process mounts the routes on its RPC server, which checks the bearer token:
 
-PUT /v1/channel/rules/{id} (a Rule) · DELETE the same · DELETE /v1/channel/rules (all) · GET /v1/channel (state) ·
+PUT /v1/channel/rules/{id} (a Rule) · DELETE the same · GET /v1/channel (state) ·
 GET /v1/channel/rules/{id} (counters) · GET /v1/channel/sightings?class=… (of the effect tap)
 """
 
@@ -150,20 +150,16 @@ class ChannelFaults:
 
     def handle(self, method: str, path: str, query: Mapping[str, str], body: Any = None) -> dict[str, Any]:
         """Answer a call to the control endpoint; `path` is below BASE. Raises UserError, msgspec.ValidationError or KeyError."""
-        rule_id = path.removeprefix("/rules/")
-        match method, path.startswith("/rules/"):
-            case "PUT", True:
+        rule_id, is_rule = path.removeprefix("/rules/"), path.startswith("/rules/")
+        match method, path:
+            case "PUT", _ if is_rule:
                 self.apply(msgspec.convert(body, type=Rule))
                 return {"now": asyncio.get_running_loop().time()}
-            case "DELETE", True:
+            case "DELETE", _ if is_rule:
                 self.remove(rule_id)
                 return {"counters": self.counters(rule_id)}
-            case "GET", True:
+            case "GET", _ if is_rule:
                 return {"counters": self.counters(rule_id)}
-        match method, path:
-            case "DELETE", "/rules":
-                self.remove_all()
-                return {}
             case "GET", "/sightings":
                 return {"sightings": self.effects.sightings(query.get("class", ""))}
             case "GET", "":
@@ -182,12 +178,7 @@ def routes(faults: ChannelFaults) -> list[web.RouteDef]:
             return web.json_response(faults.handle(request.method, path, request.query, body))
         except (msgspec.MsgspecError, UserError) as error:
             return web.json_response({"error": str(error)}, status=400)
+        except KeyError as error:
+            return web.json_response({"error": str(error)}, status=404)
 
-    return [
-        web.put(BASE + "/rules/{rule}", handle),
-        web.delete(BASE + "/rules/{rule}", handle),
-        web.get(BASE + "/rules/{rule}", handle),
-        web.delete(BASE + "/rules", handle),
-        web.get(BASE, handle),
-        web.get(BASE + "/sightings", handle),
-    ]
+    return [web.route("*", BASE + "{path:.*}", handle)]

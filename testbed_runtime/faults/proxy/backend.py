@@ -146,8 +146,6 @@ class ProxyBackend:
         return Measurement(not left, measured, f"not as before: {', '.join(left)}" if left else "")
 
     async def residue(self) -> Mapping[str, Any]:
-        if self._proxy() is None:
-            return {}
         try:
             state = await self._call("GET", "/v1/state")
         except Unreachable:
@@ -184,11 +182,8 @@ class ProxyBackend:
             "plane": path.plane,
             "upstream": list(self._echo()),
         }
-        proxy = self._proxy()
-        if proxy is None:
-            raise HeadgateError("the testbed was created without a proxy")
         answer = await self._call("PUT", "/v1/routes", body)
-        path.address = (proxy[0], int(answer["port"]))
+        path.address = (self._address()[0], int(answer["port"]))
         path.probe = await ProbeConnection.open(path.address, timeout_s=BEFORE_LIMIT_S)
         path.before = await path.probe.round_trips(PINGS, timeout_s=BEFORE_LIMIT_S)
 
@@ -200,7 +195,9 @@ class ProxyBackend:
             probe.close()
 
     async def _call(self, method: str, path: str, body: Any = None) -> Mapping[str, Any]:
-        proxy = self._proxy()
-        if proxy is None:
+        return await self._control.call(method, self._address(), path, body)
+
+    def _address(self) -> Address:
+        if (proxy := self._proxy()) is None:
             raise Unreachable("the testbed was created without a proxy")
-        return await self._control.call(method, proxy, path, body)
+        return proxy

@@ -9,30 +9,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.proxy.shaper import End, FlowShaper, Shape, shape_of
+from testbed_runtime.timeouts import Timer
 from testbed_runtime.transport.tcp import reset_on_close
 
 WRITE_HIGH_BYTES = 256 * 1024
 """Unsent bytes in one socket above which the other one is not read."""
 PULL_BYTES = 256 * 1024
-
-
-@dataclass(slots=True)
-class Lateness:
-    """How late the timers of the shapers fired, in seconds."""
-
-    count: int = 0
-    total_s: float = 0.0
-    max_s: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.total_s += seconds
-        self.max_s = max(self.max_s, seconds)
 
 
 class SocketEnd(asyncio.Protocol):
@@ -114,21 +100,15 @@ class Direction:
     """Bytes from one socket to the other."""
 
     def __init__(
-        self,
-        source: SocketEnd,
-        sink: SocketEnd,
-        shaper: FlowShaper,
-        lateness: Lateness,
-        finished: Callable[[], None],
+        self, source: SocketEnd, sink: SocketEnd, shaper: FlowShaper, finished: Callable[[], None]
     ) -> None:
         self.shaper = shaper
         self.ended: End | None = None
         """How the stream ended at the other socket."""
         self._source = source
         self._sink = sink
-        self._lateness = lateness
         self._finished = finished
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer()
         self._end_seen = False
         source.incoming = self
         sink.outgoing = self
@@ -155,7 +135,7 @@ class Direction:
 
     def pump(self) -> None:
         """Write what is due while the sink accepts it, and set the timer for the rest."""
-        self._cancel_timer()
+        self._timer.cancel()
         transport = self._sink.transport
         if transport is None:
             self.steer()
@@ -167,9 +147,8 @@ class Direction:
                     self._finish(piece)
                 elif not self._sink.lost:
                     transport.write(piece)
-        when = self.shaper.next_time() if self._sink.writable else None
-        if when is not None and not self._sink.lost:
-            self._timer = loop.call_at(when, self._on_timer, when)
+        may_write = self._sink.writable and not self._sink.lost
+        self._timer.set(self.shaper.next_time() if may_write else None, self.pump)
         self.steer()
 
     def steer(self) -> None:
@@ -178,12 +157,8 @@ class Direction:
         self._source.read(self.shaper.wants_more and (sink_takes or self.shaper.shape.void))
 
     def stop(self) -> None:
-        self._cancel_timer()
+        self._timer.cancel()
         self.shaper.discard()
-
-    def _on_timer(self, due: float) -> None:
-        self._lateness.add(asyncio.get_running_loop().time() - due)
-        self.pump()
 
     def _finish(self, how: End) -> None:
         self.ended = how
@@ -195,24 +170,12 @@ class Direction:
             self._sink.transport.write_eof()
         self._finished()
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
 
 class Relay:
     """A connection from `source` to `destination` (logical names) on a plane."""
 
     def __init__(
-        self,
-        source: str,
-        destination: str,
-        plane: str,
-        *,
-        seed: str,
-        lateness: Lateness,
-        on_closed: Callable[[Relay], None],
+        self, source: str, destination: str, plane: str, *, seed: str, on_closed: Callable[[Relay], None]
     ) -> None:
         self.source, self.destination, self.plane = source, destination, plane
         self.near, self.far = SocketEnd(), SocketEnd()
@@ -222,8 +185,8 @@ class Relay:
         self.closed = False
         self._on_closed = on_closed
         there, back = Random(seed + ">"), Random(seed + "<")  # noqa: S311 - seeded on purpose
-        self.there = Direction(self.near, self.far, FlowShaper(there), lateness, self._on_end)
-        self.back = Direction(self.far, self.near, FlowShaper(back), lateness, self._on_end)
+        self.there = Direction(self.near, self.far, FlowShaper(there), self._on_end)
+        self.back = Direction(self.far, self.near, FlowShaper(back), self._on_end)
         self.near.on_lost = self._check_closed
         self.far.on_lost = self._check_closed
 

@@ -1,4 +1,4 @@
-"""Address resolution: direct, or through the proxy's route for (own process, peer, plane).
+"""Address resolution through the proxy: its route for (own process, peer, plane).
 
 The proxy's answers are cached for as long as this process lives: a route keeps its port. A peer that returns under
 another address gets another route.
@@ -25,17 +25,6 @@ ROUTE_TTL_S = 2.0
 
 _Key = tuple[str, str, Address]
 """Peer, plane and advertised address."""
-
-
-class DirectResolver:
-    """Connects to the advertised address."""
-
-    async def resolve(self, peer: str, plane: str, advertised: Address) -> Address:
-        del peer, plane
-        return advertised
-
-    async def close(self) -> None:
-        return None
 
 
 class ProxyResolver:

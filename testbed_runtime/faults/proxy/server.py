@@ -3,7 +3,7 @@
 The control endpoint is HTTP with the testbed's bearer token:
 
 PUT /v1/routes {source, destination, plane, upstream: [host, port]} → {port} · PUT /v1/rules/{id} (a Rule) · DELETE the same ·
-DELETE /v1/rules (all) · GET /v1/state
+GET /v1/state
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.faults.backend import Rule
-from testbed_runtime.faults.proxy.relay import Lateness, Relay
-from testbed_runtime.http import bad_input, bearer_token
+from testbed_runtime.faults.proxy.relay import Relay
+from testbed_runtime.http import service
 from testbed_runtime.ports.network import Address
 from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.names import numeric
@@ -57,8 +57,6 @@ class Route:
 class RuleState:
     rule: Rule
     timer: asyncio.TimerHandle
-    reset_connections: int = 0
-    vanished_connections: int = 0
 
 
 class Proxy:
@@ -67,7 +65,6 @@ class Proxy:
     def __init__(self, *, host: str = "127.0.0.1", seed: int = 1, first_port: int = 0) -> None:
         """Routes listen on free ports, or on the first free ones from `first_port` on."""
         self._next_port = first_port
-        self.lateness = Lateness()
         self._host = host
         self._seed = seed
         self._routes: dict[RouteKey, Route] = {}
@@ -75,7 +72,6 @@ class Proxy:
         self._relays: dict[Relay, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = 0
-        self._refused = 0
         self._unblocked = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -116,12 +112,8 @@ class Proxy:
         replaced = self._rules.get(rule.rule_id)
         if replaced is not None:
             replaced.timer.cancel()  # replace the rule without healing it in between, so that no held bytes leak
-        state = RuleState(rule, loop.call_at(rule.deadline, self.remove, rule.rule_id))
-        self._rules[rule.rule_id] = state
-        untouched = [r for r in self._relays if not r.gone and not r.was_reset]
+        self._rules[rule.rule_id] = RuleState(rule, loop.call_at(rule.deadline, self.remove, rule.rule_id))
         self._reshape()
-        state.reset_connections += sum(1 for r in untouched if r.was_reset)
-        state.vanished_connections += sum(1 for r in untouched if r.gone)
 
     def remove(self, rule_id: str) -> None:
         """End a rule and send the bytes that it held, in order. Harmless when the rule does not exist."""
@@ -131,37 +123,17 @@ class Proxy:
         state.timer.cancel()
         self._reshape()
 
-    def remove_all(self) -> None:
-        for rule_id in list(self._rules):
-            self.remove(rule_id)
-
     def state(self) -> dict[str, Any]:
         """Return the state for the control endpoint, the measurement and the residue. Bytes that wait for TCP to retransmit them are not residue."""
         now = asyncio.get_running_loop().time()
         settled = [relay for relay in self._relays if relay.resumes_at <= now]
         return {
-            "routes": [
-                {**to_builtins(key), "port": route.port, "connections": route.connections}
-                for key, route in self._routes.items()
-            ],
-            "rules": {
-                rule_id: {
-                    **to_builtins(state.rule),
-                    "reset_connections": state.reset_connections,
-                    "vanished_connections": state.vanished_connections,
-                }
-                for rule_id, state in self._rules.items()
-            },
+            "routes": len(self._routes),
+            "rules": {rule_id: to_builtins(state.rule) for rule_id, state in self._rules.items()},
             "connections": len(self._relays),
             "held_bytes": sum(relay.held_bytes for relay in settled),
             "shaped_connections": sum(1 for r in settled if not (r.there.shaper.idle and r.back.shaper.idle)),
             "sent_again_s": max([0.0, *(relay.resumes_at - now for relay in self._relays)]),
-            "refused": self._refused,
-            "lateness": {
-                "count": self.lateness.count,
-                "mean_s": self.lateness.total_s / max(1, self.lateness.count),
-                "max_s": self.lateness.max_s,
-            },
         }
 
     async def close(self) -> None:
@@ -200,7 +172,6 @@ class Proxy:
             key.destination,
             key.plane,
             seed=f"{self._seed}/{key.source}/{key.destination}/{key.plane}/{route.connections}",
-            lateness=self.lateness,
             on_closed=self._forget,
         )
         route.connections += 1
@@ -221,11 +192,9 @@ class Proxy:
     async def _connect(self, relay: Relay, upstream: Address) -> None:
         """Open the far socket once a handshake passes. A refusal there becomes a reset here."""
         if self._full:
-            self._refused += 1
             relay.reset()
             return
         relay.shape(self._active())
-        self._count_reset(relay)
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not relay.may_connect:
@@ -244,12 +213,6 @@ class Proxy:
             return
         relay.shape(self._active())
         relay.connected()
-
-    def _count_reset(self, relay: Relay) -> None:
-        if relay.was_reset:
-            for state in self._rules.values():
-                if state.rule.kind == "network.reset":
-                    state.reset_connections += 1
 
     def _forget(self, relay: Relay) -> None:
         self._relays.pop(relay, None)
@@ -270,21 +233,13 @@ def application(proxy: Proxy, token: str) -> web.Application:
         proxy.remove(request.match_info["rule"])
         return web.json_response({})
 
-    async def delete_all(_: web.Request) -> web.Response:
-        proxy.remove_all()
-        return web.json_response({})
-
     async def get_state(_: web.Request) -> web.Response:
         return web.json_response(proxy.state())
 
-    app = web.Application(middlewares=[bearer_token(token), bad_input])
-    app.add_routes(
-        [
-            web.put("/v1/routes", put_route),
-            web.put("/v1/rules/{rule}", put_rule),
-            web.delete("/v1/rules/{rule}", delete_rule),
-            web.delete("/v1/rules", delete_all),
-            web.get("/v1/state", get_state),
-        ]
-    )
-    return app
+    routes = [
+        web.put("/v1/routes", put_route),
+        web.put("/v1/rules/{rule}", put_rule),
+        web.delete("/v1/rules/{rule}", delete_rule),
+        web.get("/v1/state", get_state),
+    ]
+    return service(token, routes)
