@@ -276,9 +276,9 @@ def test_what_is_left_is_seen():
     before = PathReading(sent=100, echoed=100, answered=100, backward_s=(1.0,) * 100)
     after = PathReading(sent=50, echoed=50, answered=50, backward_s=(1.02,) * 50)
     asked = Impairment(latency_s=0.02)
-    assert not measure.is_clean(before, after, (False, True), asked)[0]
-    assert measure.is_clean(before, before, (False, True), asked)[0]
-    assert not measure.is_clean(before, PathReading(sent=50), (False, True), asked)[0]
+    assert measure.residue_of(before, after, (False, True), asked)
+    assert not measure.residue_of(before, before, (False, True), asked)
+    assert measure.residue_of(before, PathReading(sent=50), (False, True), asked)
 
 
 def test_netlink_messages_read_back():

@@ -164,12 +164,11 @@ class PacketBackend:
         before = held.before.get(path.name, PathReading())
         for _ in range(CHECK_AGAIN):
             after = await self._probe(path, AFTER_PROBES, LATENCY_EVERY_S)
-            clean, why = measure.is_clean(before, after, (path.forward, path.backward), asked)
-            if clean:
-                return "", measure.summary(after)
-        if not before.answered:
-            return "", measure.summary(after)  # the path did not answer before the fault either
-        return why, measure.summary(after)
+            why = measure.residue_of(before, after, (path.forward, path.backward), asked)
+            if not why:
+                break
+        # a path that did not answer before the fault either has no residue
+        return why if before.answered else "", measure.summary(after)
 
 
 def series_for(kind: str, duration_s: float) -> tuple[int, float]:

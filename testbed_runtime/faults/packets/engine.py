@@ -6,7 +6,7 @@ On start it removes what a killed engine may have left. A rule ends at its deadl
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +16,7 @@ from testbed_runtime.faults.packets.commands import PacketSupport, nft, run, run
 from testbed_runtime.faults.packets.nfqueue import PacketQueue, describe
 from testbed_runtime.faults.packets.placing import ECHO_PORT, INPUT, PacketRule, check_overlap
 from testbed_runtime.faults.packets.probe import Echo, Prober
+from testbed_runtime.timeouts import Timer
 
 MAX_RULES = 64
 
@@ -28,31 +29,30 @@ class PacketEngine:
         self.support = PacketSupport({}, {})
         self._own = own_address
         self._echo = Echo()
-        self._queue: PacketQueue | None = None
-        self._filter = PacketFilter()
-        self._emulator = Emulator(device)
+        self._device = device
+        self._holders: dict[str, PacketQueue | PacketFilter | Emulator] = {}
+        """What carries out the rules of each backend that this kernel supports."""
         self._rules: dict[str, list[PacketRule]] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers = defaultdict[str, Timer](Timer)
+        """The deadline of each fault."""
         self._ending: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
 
     async def start(self, host: str) -> None:
         """Remove the rules of an earlier engine and start the echo. Raises HeadgateError when its port is in use."""
         self.support = await support()
-        if "nfqueue" in self.support.there:
-            self._queue = PacketQueue(self.support.there["nfqueue"], self._own)
-            await self._queue.close()
-        if "nftables" in self.support.there:
-            await self._filter.close()
-        if "netem" in self.support.there:
-            await self._emulator.close()
+        holders: dict[str, PacketQueue | PacketFilter | Emulator] = {
+            "nfqueue": PacketQueue(self.support.there.get("nfqueue", ""), self._own),
+            "nftables": PacketFilter(),
+            "netem": Emulator(self._device),
+        }
+        self._holders = {name: holder for name, holder in holders.items() if name in self.support.there}
+        for holder in self._holders.values():
+            await holder.close()
         await self._echo.start(host, ECHO_PORT)
 
     async def close(self) -> None:
         """Idempotent."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
         for rule_id in list(self._rules):
             await self.remove(rule_id)
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -73,77 +73,46 @@ class PacketEngine:
                 check_overlap(rule, others)
             self._rules[first.rule_id] = list(rules)
             try:
-                await self._begin(rules)
+                await self._holders[first.backend].add(rules)
             except BaseException:
                 self._rules.pop(first.rule_id, None)
-                await self._end(rules)
+                await self._holders[first.backend].remove(first.rule_id)
                 raise
             loop = asyncio.get_running_loop()
-            self._forget_timer(first.rule_id)
-            self._timers[first.rule_id] = loop.call_later(first.for_s, self._on_deadline, first.rule_id)
+            self._timers[first.rule_id].set(loop.time() + first.for_s, self._on_deadline, first.rule_id)
             return loop.time()
 
     async def remove(self, rule_id: str) -> None:
         """Harmless when it does not exist."""
         async with self._lock:
-            self._forget_timer(rule_id)
+            self._timers.pop(rule_id, Timer()).cancel()
             rules = self._rules.pop(rule_id, None)
             if rules:
-                await self._end(rules)
+                await self._holders[rules[0].backend].remove(rule_id)
 
     def counters(self, rule_id: str) -> Mapping[str, Any]:
         """Return the counters of the job's own packets under a rule of the queue."""
-        found = self._queue.counters.get(rule_id) if self._queue is not None else None
-        return describe(found or Counter())
+        queue = self._queue
+        return describe(queue.counters.get(rule_id, Counter()) if queue is not None else Counter())
 
     async def residue(self) -> dict[str, Any]:
         """Return the active rules and the leftovers in the kernel. `{}` means that there are none."""
         found: dict[str, Any] = {}
         if self._rules:
             found["rules"] = sorted(self._rules)
-        if self._queue is not None and self._queue.held and not self._rules:
-            found["held_packets"] = self._queue.held
-        left: list[str] = []
-        if self._queue is not None:
-            left += await self._queue.leftovers()
-        if "nftables" in self.support.there:
-            left += await self._filter.leftovers()
-        if "netem" in self.support.there:
-            left += await self._emulator.leftovers()
-        if left:
+        queue = self._queue
+        if queue is not None and queue.held and not self._rules:
+            found["held_packets"] = queue.held
+        if left := [line for holder in self._holders.values() for line in await holder.leftovers()]:
             found["kernel"] = left
         return found
 
     # ---- inside
 
-    async def _begin(self, rules: Sequence[PacketRule]) -> None:
-        match rules[0].backend:
-            case "nftables":
-                await self._filter.add(rules)
-            case "netem":
-                await self._emulator.add(rules[0])
-            case _:
-                await self._requeue()
-
-    async def _end(self, rules: Sequence[PacketRule]) -> None:
-        match rules[0].backend:
-            case "nftables":
-                await self._filter.remove(rules[0].rule_id)
-            case "netem":
-                await self._emulator.remove(rules[0].rule_id)
-            case _:
-                await self._requeue()
-
-    async def _requeue(self) -> None:
-        assert self._queue is not None
-        await self._queue.set_rules(
-            [r for group in self._rules.values() for r in group if r.backend == "nfqueue"]
-        )
-
-    def _forget_timer(self, rule_id: str) -> None:
-        timer = self._timers.pop(rule_id, None)
-        if timer is not None:
-            timer.cancel()
+    @property
+    def _queue(self) -> PacketQueue | None:
+        queue = self._holders.get("nfqueue")
+        return queue if isinstance(queue, PacketQueue) else None
 
     def _on_deadline(self, rule_id: str) -> None:
         task = asyncio.get_running_loop().create_task(self.remove(rule_id), name=f"packet-deadline-{rule_id}")
@@ -207,8 +176,9 @@ class Emulator:
         self._device = device
         self._active: PacketRule | None = None
 
-    async def add(self, rule: PacketRule) -> None:
-        """Add the rules of one fault. Raises HeadgateError if another fault is active, a rule is not for arriving packets, or tc refuses it."""
+    async def add(self, rules: Sequence[PacketRule]) -> None:
+        """Add the only rule of one fault. Raises HeadgateError if another fault is active, a rule is not for arriving packets, or tc refuses it."""
+        (rule,) = rules
         if self._active is not None and self._active.rule_id != rule.rule_id:
             raise HeadgateError(
                 f"{rule.fault} and {self._active.fault} overlap on one network device, and netem carries one at a time: "

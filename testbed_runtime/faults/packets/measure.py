@@ -151,23 +151,21 @@ def judge_silence(now: PathReading) -> Measurement:
     return Measurement(ok, values, "" if ok else "a probe was answered")
 
 
-def is_clean(
-    before: PathReading, after: PathReading, ways: tuple[bool, bool], asked: Impairment
-) -> tuple[bool, str]:
-    """Whether a path is as before in the directions of the fault: it answers, takes no longer, loses no share that the fault
-    could explain."""
+def residue_of(before: PathReading, after: PathReading, ways: tuple[bool, bool], asked: Impairment) -> str:
+    """Return why a path is not as before in the directions of the fault; empty if it is: it answers, takes no longer, and loses no
+    share that the fault could explain."""
     if not after.answered:
-        return False, after.error or "no probe was answered"
+        return after.error or "no probe was answered"
     slack = max(2 * LATENCY_TOLERANCE_S, asked.latency_s / 2)
     for name, hit in zip(("forward", "backward"), ways, strict=True):
         more = added(before, after, forward=name == "forward")
         if hit and more is not None and more > slack:
-            return False, f"{name} takes {1000 * more:.1f} ms longer than before"
+            return f"{name} takes {1000 * more:.1f} ms longer than before"
     lost = (after.sent - after.echoed) * ways[0] + (after.echoed - after.answered) * ways[1]
     low, _ = wilson(lost, after.sent)
     if (asked.loss or asked.corrupt) and low >= (asked.loss or asked.corrupt) / 2:
-        return False, f"{lost} of {after.sent} probes were lost"
-    return True, ""
+        return f"{lost} of {after.sent} probes were lost"
+    return ""
 
 
 def summary(reading: PathReading) -> dict[str, Any]:

@@ -47,14 +47,25 @@ class PacketQueue:
         self._stamping: socket.socket | None = None
         self._newest_arrival = 0.0
         self._sequence = 0
+        self._wanted: dict[str, Sequence[PacketRule]] = {}
+        """The rules of each fault."""
         self._rules: tuple[tuple[PacketRule, Impairer], ...] = ()
         self._held: list[tuple[float, int, int, bytes | None]] = []
         self._timer = Timer()
         self.counters: dict[str, Counter[str]] = {}
         """Rule id → packets, lost, corrupted, overtaken, held_us."""
 
-    async def set_rules(self, wanted: Sequence[PacketRule]) -> None:
-        """Replace the rules. Raises HeadgateError; no rule is active then."""
+    async def add(self, rules: Sequence[PacketRule]) -> None:
+        """Add all rules of one fault. Raises HeadgateError; no rule is active then, until the fault is removed."""
+        self._wanted[rules[0].rule_id] = rules
+        await self._apply()
+
+    async def remove(self, rule_id: str) -> None:
+        self._wanted.pop(rule_id, None)
+        await self._apply()
+
+    async def _apply(self) -> None:
+        wanted = [rule for rules in self._wanted.values() for rule in rules]
         known = {_key(rule): (rule, machine) for rule, machine in self._rules}
         self._rules = tuple(
             known.get(_key(rule)) or (rule, Impairer(rule.impairment, _key(rule))) for rule in wanted

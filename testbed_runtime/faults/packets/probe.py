@@ -201,6 +201,7 @@ class Prober:
     ) -> PathReading:
         """Send `count` probes, or fewer when `stop` is set, and as many simultaneous ones from a port that no rule covers, which
         measure the delay of the two machines. Network errors are not raised: see `error`."""
+        stop = stop or asyncio.Event()
         async with self._locks[plane]:
             try:
                 with contextlib.ExitStack() as ends:
@@ -211,7 +212,7 @@ class Prober:
                     ends.callback(beside.end.close)
                     paced = every_s >= TICK_S
                     await _send(through, beside if paced else None, min(count, MAX_PROBES), every_s, stop)
-                    await _fenced(through, FENCE_AT_STOP_S if _is_set(stop) else FENCE_LIMIT_S)
+                    await _fenced(through, FENCE_AT_STOP_S if stop.is_set() else FENCE_LIMIT_S)
                     return _reading(through, beside)
             except OSError as error:
                 return PathReading(error=f"probes cannot be sent: {error.strerror}")
@@ -222,12 +223,12 @@ class Prober:
 
 
 async def _send(
-    through: _Series, beside: _Series | None, count: int, every_s: float, stop: asyncio.Event | None
+    through: _Series, beside: _Series | None, count: int, every_s: float, stop: asyncio.Event
 ) -> None:
     """Send at the planned times, or later while WINDOW probes are pending."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    while (sent := len(through.sent_at)) < count and not _is_set(stop):
+    while (sent := len(through.sent_at)) < count and not stop.is_set():
         room = WINDOW - _under_way(through)
         if room <= 0:
             if not await wait_until(lambda: _under_way(through) < WINDOW, through.changed, limit_s=STALL_S):
@@ -249,10 +250,6 @@ async def _send(
 
 def _under_way(series: _Series) -> int:
     return len(series.sent_at) - 1 - max(series.newest, series.given_up)
-
-
-def _is_set(stop: asyncio.Event | None) -> bool:
-    return stop is not None and stop.is_set()
 
 
 async def _fenced(series: _Series, limit_s: float) -> None:
