@@ -78,12 +78,12 @@ class Process:
         self.on_close(runner.cleanup)
         return address
 
-    async def run(self, start: Callable[[Process], Awaitable[Ready]], *, stdin: bool) -> None:
+    async def run(self, start: Callable[[Process], Coroutine[Any, Any, Ready]], *, stdin: bool) -> None:
         """Start, print the ready line, wait for the end, close. Raises HeadgateError with the failure, if there is one."""
         loop = asyncio.get_running_loop()
         async with self._parts:
             self._watch_signals()
-            starting = loop.create_task(_started(start(self)), name="process:start")
+            starting = loop.create_task(start(self), name="process:start")
             ended = loop.create_task(self._ended.wait(), name="process:end")
             try:
                 await asyncio.wait((starting, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -117,10 +117,6 @@ class Process:
             self.end()
 
 
-async def _started(start: Awaitable[Ready]) -> Ready:
-    return await start
-
-
 def config_file(load: Callable[[str], C]) -> Callable[[], C]:
     """Return a loader of the configuration file that is named on the command line."""
 
@@ -133,7 +129,7 @@ def config_file(load: Callable[[str], C]) -> Callable[[], C]:
 
 
 def run_process(
-    start: Callable[[C, Process], Awaitable[Ready]],
+    start: Callable[[C, Process], Coroutine[Any, Any, Ready]],
     load: Callable[[], C],
     *,
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector,

@@ -61,11 +61,6 @@ async def start(pod: PodIdentity, process: Process) -> Ready:
     return {"control": address}
 
 
-def _prepared(pod: PodIdentity) -> PodIdentity:
-    Path(pod.work_folder).mkdir(parents=True, exist_ok=True)
-    return pod
-
-
 def _read(pod: PodIdentity) -> Document:
     try:
         data = Path(pod.config_file).read_bytes()
@@ -88,7 +83,9 @@ def _peers(pod: PodIdentity) -> Peers:
 
 
 def load() -> PodIdentity:
-    return _prepared(identity_of(sys.argv[1] if len(sys.argv) > 1 else "", os.environ))
+    pod = identity_of(sys.argv[1] if len(sys.argv) > 1 else "", os.environ)
+    Path(pod.work_folder).mkdir(parents=True, exist_ok=True)
+    return pod
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from testbed_runtime.core.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.core.faults.links import any_matches, split_link
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.ports.interception import FrameSampler
+from testbed_runtime.timeouts import Timer
 
 WITHHOLD = "frames.withhold-credit"
 FRAME_KINDS = ("frames.delay", "frames.drop", WITHHOLD)
@@ -39,6 +40,14 @@ class _Held:
     rule: str
     """The rule that holds the frame. Empty: the frame only waits for the frames ahead of it."""
     forward: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The frames of one channel on one link that wait, in order."""
+
+    frames: deque[_Held] = field(default_factory=deque)
+    timer: Timer = field(default_factory=Timer)
 
 
 @dataclass(slots=True)
@@ -60,8 +69,7 @@ class FrameFaults:
 
     def __init__(self) -> None:
         self._rules: dict[str, _Active] = {}
-        self._queues: dict[tuple[str, bytes], deque[_Held]] = {}
-        self._timers: dict[tuple[str, bytes], asyncio.TimerHandle] = {}
+        self._queues: dict[tuple[str, bytes], _Queue] = {}
         self.active = False
         """Whether there are rules or waiting frames. The pump reads it for each frame."""
 
@@ -79,7 +87,7 @@ class FrameFaults:
         active.withheld.clear()
         now = asyncio.get_running_loop().time()
         for key in list(self._queues):
-            for waiting in self._queues[key]:
+            for waiting in self._queues[key].frames:
                 if waiting.rule == rule_id:
                     waiting.due = now
             self._pump(key)
@@ -87,7 +95,8 @@ class FrameFaults:
 
     def held(self) -> int:
         """Return how many frames wait here now."""
-        return sum(map(len, self._queues.values())) + sum(len(a.withheld) for a in self._rules.values())
+        waiting = sum(len(queue.frames) for queue in self._queues.values())
+        return waiting + sum(len(active.withheld) for active in self._rules.values())
 
     # ---- FrameInterceptor
 
@@ -120,31 +129,22 @@ class FrameFaults:
             held.forward()
             return
         if queue is None:
-            queue = self._queues[key] = deque()
-        queue.append(held)
-        if len(queue) == 1:
-            self._arm(key)
-
-    def _arm(self, key: tuple[str, bytes]) -> None:
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()  # forwarding queued another frame of the same channel
-        loop = asyncio.get_running_loop()
-        self._timers[key] = loop.call_at(self._queues[key][0].due, self._pump, key)
+            queue = self._queues[key] = _Queue()
+        queue.frames.append(held)
+        if len(queue.frames) == 1:
+            queue.timer.set(held.due, self._pump, key)
 
     def _pump(self, key: tuple[str, bytes]) -> None:
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
         queue = self._queues.get(key)
         if queue is None:
             return
         now = asyncio.get_running_loop().time()
-        while queue and queue[0].due <= now:
-            queue.popleft().forward()
-        if queue:
-            self._arm(key)
+        while queue.frames and queue.frames[0].due <= now:
+            queue.frames.popleft().forward()
+        if queue.frames:
+            queue.timer.set(queue.frames[0].due, self._pump, key)
         else:
+            queue.timer.cancel()
             self._queues.pop(key, None)
             self.active = bool(self._rules or self._queues)
 
