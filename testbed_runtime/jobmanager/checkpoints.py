@@ -60,9 +60,9 @@ _OUTCOMES = {
 class Checkpoints:
     """Triggers, collects and completes the checkpoints of one job. Runs in the JobMaster's mailbox.
 
-    Calls `on_job_failure(class, text)` when too many checkpoints failed, or the final one, `on_settled` when a checkpoint that was being stored is
-    complete or has failed, so that a restart may go on, `on_refused` when the final checkpoint is impossible, `on_triggered` when
-    another id was used."""
+    Calls `on_job_failure(class, text)` when too many checkpoints failed, or the final one, `on_settled` when a checkpoint that was
+    being stored is complete or has failed, so that a restart may go on, and `on_changed` when the status of the job has changed: another
+    id was used, or the final checkpoint is impossible."""
 
     def __init__(
         self,
@@ -73,8 +73,7 @@ class Checkpoints:
         *,
         on_job_failure: Callable[[str, str], None],
         on_settled: Callable[[], None],
-        on_refused: Callable[[], None],
-        on_triggered: Callable[[], None],
+        on_changed: Callable[[], None],
         last_id: int = 0,
     ) -> None:
         """`last_id`: the last checkpoint that the previous leader triggered."""
@@ -83,8 +82,7 @@ class Checkpoints:
         self._executors = executors
         self._on_job_failure = on_job_failure
         self._on_settled = on_settled
-        self._on_refused = on_refused
-        self._on_triggered = on_triggered
+        self._on_changed = on_changed
         self._done = completed
         self._coordinator = CheckpointCoordinator(
             CheckpointConfig.of(services.options),
@@ -161,7 +159,7 @@ class Checkpoints:
             self._coordinator.refuse_drain()
             text = f"The stop with a final checkpoint was refused: {self.drain_refused}"
             self._services.event("note", self._done.job, text=text)
-            self._on_refused()
+            self._on_changed()
 
     def on_restart(self) -> None:
         self._aborted(self._coordinator.on_restart(self._services.clock.now()))
@@ -201,7 +199,7 @@ class Checkpoints:
 
     def _trigger(self, triggered: Triggered) -> None:
         now = self._services.clock.now()
-        self._on_triggered()
+        self._on_changed()
         self._row(triggered.checkpoint, "triggered")
         self._waits[triggered.checkpoint] = self._services.waits.begin(
             "checkpoint", JOBMASTER_NAME, f"checkpoint {triggered.checkpoint}", limit=self._timeout

@@ -92,8 +92,7 @@ class JobMaster:
             self._completed,
             on_job_failure=self._on_checkpoints_failed,
             on_settled=self._advance,
-            on_refused=self._state.save,
-            on_triggered=self._state.save,
+            on_changed=self._state.save,
             last_id=recovered.checkpoint if recovered else 0,
         )
         self._reports = TaskReports(services, self.graph, self._checkpoints, self._completed)
@@ -457,9 +456,7 @@ class JobMaster:
 
     def _taskmanager_lost(self, lost: Lost, detector: str, *, gone: bool = False) -> None:
         """Fail the TaskManager's tasks and drop its slots. Notify it, unless it has disconnected itself (`gone`)."""
-        if not gone:
-            self._executors.tell_disconnected(lost.taskmanager, self.job, lost.text)
-        if not self._executors.disconnect(lost.taskmanager):
+        if not self._executors.disconnect(lost.taskmanager, self.job, lost.text, gone=gone):
             return
         self.heartbeats.unwatch(lost.taskmanager)
         self._scheduler.lose(lost.taskmanager, lost.text)

@@ -40,6 +40,7 @@ from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import RunAsync, Services, connected, on_run_async
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import ASK_FAILURES, Handler, NoAnswer
+from testbed_runtime.timeouts import Timer
 
 RETRY_S = 0.1
 """Pause before a refused slot is requested again if there is no such delay: its TaskManager may just be freeing it."""
@@ -148,11 +149,11 @@ class ResourceManager:
         self._check = _Postponed(services, RM_NAME, RESOURCEMANAGER, self._on_check, option=delay)
         self._fails_unfulfillable = self._unfulfillable = False
         """Whether requests that the free slots do not suffice for fail, and whether there are such requests."""
-        self._start_up: asyncio.TimerHandle | None = None
+        self._start_up = Timer()
         start_up_s = start_up_limit(services.options).seconds or 0.0
         if start_up_s > 0 and has(version, DECLARATIVE_SLOTS):
-            end = partial(services.run_async, RESOURCEMANAGER, self._on_start_up_ended)
-            self._start_up = asyncio.get_running_loop().call_later(start_up_s, end)
+            end = services.clock.now() + start_up_s
+            self._start_up.set(end, services.run_async, RESOURCEMANAGER, self._on_start_up_ended)
         self._tells_job = has(version, RM_TELLS_JOBS) or not has(version, DECLARATIVE_SLOTS)
         self.heartbeats = HeartbeatSender(
             services,
@@ -177,8 +178,7 @@ class ResourceManager:
         self.heartbeats.close()
         self._declaration.stop()
         self._check.stop()
-        if self._start_up is not None:
-            self._start_up.cancel()
+        self._start_up.cancel()
 
     @property
     def taskmanagers(self) -> tuple[str, ...]:

@@ -71,22 +71,20 @@ class TaskExecutors:
     ) -> None:
         self._connections[taskmanager] = _Connection(rpc_address, data_address, session)
 
-    def disconnect(self, taskmanager: TaskManagerID) -> bool:
-        """Return False when it was not connected."""
-        return self._connections.pop(taskmanager, None) is not None
-
-    def tell_disconnected(self, taskmanager: TaskManagerID, job: str, cause: str) -> None:
-        """Notify a connected TaskExecutor, before `disconnect`, that the JobMaster gives it up. The message may be lost."""
-        if (known := self._connections.get(taskmanager)) is not None:
+    def disconnect(self, taskmanager: TaskManagerID, job: str, cause: str, *, gone: bool = False) -> bool:
+        """Give up a TaskManager, and notify it unless it has disconnected itself (`gone`); the message may be lost. Return False when
+        it was not connected."""
+        known = self._connections.pop(taskmanager, None)
+        if known is not None and not gone:
             message = DisconnectJobManager(job, self._services.leader, known.session, cause)
             telling = self._services.tell(taskmanager, known.rpc_address, message)
             self._services.parting.spawn(telling, f"disconnect-{taskmanager}")
+        return known is not None
 
     def disconnect_all(self, job: str, cause: str) -> None:
         """Give up every TaskManager (JobMaster.disconnectTaskManagerResourceManagerConnections)."""
         for taskmanager in list(self._connections):
-            self.tell_disconnected(taskmanager, job, cause)
-            self.disconnect(taskmanager)
+            self.disconnect(taskmanager, job, cause)
 
     def data_address(self, taskmanager: TaskManagerID) -> Address:
         """Return the address that serves its partitions; `("", 0)` when it is not connected."""
