@@ -15,6 +15,7 @@ from testbed_runtime.api.compile import compile_fault
 from testbed_runtime.api.crds import definitions
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.validate_kinds import validate_kind
+from testbed_runtime.core.judgement.expectations import NEEDS_BOUND
 from tests.api import documents
 from tests.test_docs import ROOT
 
@@ -158,3 +159,9 @@ def test_an_unknown_kind_is_reported_with_the_known_ones():
         validate_kind({"kind": "Pod"}).errors[0]
     )
     assert set(SCHEMAS) == set(CUSTOM_RESOURCES)
+
+
+def test_an_expectation_without_a_bound_has_the_words_of_the_command_line():
+    """The rule is written in crd_rules.yaml, and the message is also that of the validation."""
+    schema = SCHEMAS["Scenario"]["properties"]["spec"]["properties"]["expect"]["items"]
+    assert NEEDS_BOUND in [rule["message"] for rule in schema["x-kubernetes-validations"]]

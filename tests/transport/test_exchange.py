@@ -6,10 +6,13 @@ import asyncio
 import random
 import struct
 from collections.abc import AsyncIterator
+from unittest.mock import create_autospec
 
 import pytest
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.channel import ChannelClient
 from testbed_runtime.core.exchange.codec import ServerDecoder
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import (
@@ -41,7 +44,16 @@ from testbed_runtime.core.exchange.frames import (
 )
 from testbed_runtime.core.options import Options
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.transport.exchange import SILENCE_S, FetchRequest, ServeRequest, fetch, serve
+from testbed_runtime.transport.exchange import (
+    SILENCE_S,
+    FetchRequest,
+    ServeRequest,
+    SubpartitionReport,
+    _Fetcher,
+    _Meter,
+    fetch,
+    serve,
+)
 from testbed_runtime.transport.simulated import SimulatedFabric
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
@@ -181,6 +193,23 @@ async def test_a_missing_partition_is_asked_for_again_and_then_given_up() -> Non
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_channel_that_has_failed_does_not_ask_for_a_missing_partition_again() -> None:
+    """The refusal of a request may arrive after another error. A channel that has not failed asks again."""
+    report = SubpartitionReport(0)
+    fetcher = _Fetcher(
+        wanting(("127.0.0.1", 1)), OPTIONS, NetworkBufferPool(11, 32768), report, _Meter({0: report})
+    )
+    fetcher.gate.set_up()
+    channel = fetcher.channel
+    channel.attach(create_autospec(ChannelClient, instance=True))
+    channel.on_failed_partition_request()
+    assert channel.requests == 1
+    channel.on_error(FlinkError("IOException", "reset"))
+    channel.on_failed_partition_request()
+    assert channel.next_deadline is None
+    fetcher.close()
 
 
 def test_a_silent_producer_is_reported_once_and_still_waited_for() -> None:
