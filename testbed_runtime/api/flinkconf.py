@@ -11,9 +11,9 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.api.catalogue import Standing, judge, value_problem
+from testbed_runtime.api.catalogue import SLOTS_KEY, Standing, judge, value_problem
 from testbed_runtime.api.document import compose
-from testbed_runtime.api.option_rules import SLOTS_KEY, Collected, doubts_together, judge_key, judge_together
+from testbed_runtime.api.option_rules import Collected, doubts_together, judge_key, judge_together
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
@@ -82,6 +82,8 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
 
     kind: str
     name: str = ""
+    file: str = ""
+    """The key of a ConfigMap that holds it, which is the name of the file."""
     options: Mapping[str, str]
     lines: Mapping[str, int]
     """Line of each option in the file."""
@@ -102,10 +104,11 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
         return self.flink_version or (LAST_LEGACY if self.legacy else LATEST)
 
     def not_read_by(self, version: str, file: str) -> str:
-        """Return the warning that this version of Flink does not read a file of this name; empty if it does."""
+        """Return the warning that this version of Flink does not read a file of this name, or a key of a ConfigMap; empty if it does."""
         standard, legacy = FILES
-        if self.kind != PLAIN:
+        if self.kind in DEPLOYED:
             return ""
+        file = self.file or file
         if self.legacy and file == legacy and number(version) > number(LAST_LEGACY):
             return f"Flink {version} reads {standard} instead of {legacy} (Flink's bin/migrate-config-file.sh converts it)"
         if not self.legacy and file == standard and number(version) < number(FIRST_STANDARD):
@@ -256,7 +259,7 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
                 key,
                 value,
                 version=version,
-                path=PATH,
+                where=f"{PATH}[{key}]",
                 written=written,
                 collected=collected,
                 flink_reads=True,
@@ -267,10 +270,12 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
     together = Options(usable, flink_version=version)
     problem = segment_problem(together)
     contradictions = (
-        (UserError(f"{PATH}[{SEGMENT}]", problem),) if problem else tuple(judge_together(together, PATH))
+        (UserError(f"{PATH}[{SEGMENT}]", problem),)
+        if problem
+        else tuple(judge_together(together, PATH, written))
     )
     if not contradictions:
-        collected.warnings += doubts_together(together, PATH)
+        collected.warnings += doubts_together(together, PATH, written)
     return ConfFindings(
         errors=tuple(collected.errors),
         contradictions=contradictions,
@@ -368,6 +373,7 @@ def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
             return replace(
                 found,
                 kind="ConfigMap",
+                file=file,
                 name=_text(_at(node, "metadata", "name")),
                 lines={key: first + line for key, line in found.lines.items()},
                 ignored={first + line: plain for line, plain in found.ignored.items()},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
-from testbed_runtime.api.catalogue import Standing, is_read, judge, value_doubt, value_problem
+from testbed_runtime.api.catalogue import SLOTS_KEY, Standing, judge, value_doubt, value_problem
 from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError, nearest
@@ -24,14 +24,13 @@ from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import TYPE as RESTART_TYPE
 from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
-from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, OWN_PREFIX, Options
+from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, OWN_PREFIX, Option, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, SLOT_DELAYS, has
 
 CHECKPOINTS = "execution.checkpointing.interval"
 MILLISECOND = 0.001
-SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 SECRET = re.compile(r"[.-](password|secret)\b")
 """Marks options whose values must not be recorded, such as `s3.secret-key`. The name of a Kubernetes Secret is not such a value."""
 
@@ -50,12 +49,19 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
     before = len(collected.errors)
     written: dict[str, str] = {}
     for key, value in testbed.flink_configuration.items():
-        judge_key(key, value, version=testbed.flink_version, path=path, written=written, collected=collected)
+        judge_key(
+            key,
+            value,
+            version=testbed.flink_version,
+            where=f"{path}[{key}]",
+            written=written,
+            collected=collected,
+        )
     if len(collected.errors) == before:
         options = Options(testbed.flink_configuration, flink_version=testbed.flink_version)
-        collected.errors.extend(judge_together(options, path))
+        collected.errors.extend(judge_together(options, path, written))
         collected.errors.extend(_batch(testbed.job, options, path))
-        collected.warnings.extend(_doubtful(testbed, options, path))
+        collected.warnings.extend(_doubtful(testbed, options, path, written))
 
 
 def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
@@ -99,14 +105,14 @@ def judge_key(
     value: str,
     *,
     version: str,
-    path: str,
+    where: str,
     written: dict[str, str],
     collected: Collected,
     flink_reads: bool = False,
 ) -> None:
-    """Check one option: its key, its value, and whether another key in `written` is the same option. `flink_reads`: the file is
+    """Check the option at `where`: its key, its value, and whether another key in `written` is the same option. `flink_reads`: the file is
     one of Flink, so a value with which Flink does not start is an error."""
-    where, judgement = f"{path}[{key}]", judge(key, version)
+    judgement = judge(key, version)
     if judgement.note:
         collected.warnings.append(f"{where}: {judgement.note}")
     match judgement.standing:
@@ -124,11 +130,11 @@ def judge_key(
         case Standing.UNKNOWN:
             collected.warnings.append(f"{where}: is not known; it changes nothing here")
         case Standing.EFFECTIVE:
-            found = list(value_errors(where, judgement.canonical, value, version))
-            collected.errors.extend(found)
             option = BY_KEY[judgement.canonical]
-            doubt = "" if found else value_doubt(option, value, version, written=key)
-            if doubt and flink_reads and option.in_millis(version) and is_read(key, version):
+            if problem := _value_problem(option, value, version):
+                collected.errors.append(UserError(where, problem))
+            doubt = "" if problem else value_doubt(option, value, version, written=key)
+            if doubt and flink_reads and option.in_millis(version) and judgement.is_read:
                 collected.errors.append(UserError(where, f"Flink does not accept it: {doubt}"))
             elif doubt:
                 collected.warnings.append(f"{where}: {doubt}")
@@ -140,59 +146,53 @@ def judge_key(
             written[judgement.canonical] = key
 
 
-def value_errors(where: str, canonical: str, value: str, version: str) -> Iterator[UserError]:
-    """Yield the errors of the value of an option that has an effect here."""
-    if canonical == SLOTS_KEY:
-        yield UserError(where, "is set by the testbed itself", "write it as taskManagers.slots")
-    problem = value_problem(BY_KEY[canonical], value, version)
-    if problem:
-        yield UserError(where, problem)
+def _value_problem(option: Option, value: str, version: str) -> str:
+    """Return why an option cannot have this value in a testbed, or an empty string if it can."""
+    if option.key == SLOTS_KEY:
+        return "is set by the testbed itself (write it as taskManagers.slots)"
+    return value_problem(option, value, version)
 
 
-def judge_together(options: Options, path: str) -> Iterator[UserError]:
-    """Yield values that contradict each other, or with which no process would start."""
+def judge_together(options: Options, path: str, written: Mapping[str, str]) -> Iterator[UserError]:
+    """Yield values that contradict each other, or with which no process would start. `written`: the key of each option in the document."""
+    for key, problem, hint in (*_limits(options), *_refused(options)):
+        yield UserError(f"{path}[{_shown_key(key, options, written)}]", problem, hint)
+
+
+def _shown_key(key: str, options: Options, written: Mapping[str, str]) -> str:
+    """Return the key of an option as the document has it. If it does not set the option, return the key that its version of Flink reads."""
+    return written.get(key) or options.name_of(key)
+
+
+def _limits(options: Options) -> Iterator[tuple[str, str, str]]:
+    """Yield the key, problem and hint of each value that is out of range, either by itself or in combination with another option."""
     if options.duration(RETRY_PERIOD) <= 0:
-        yield UserError(f"{path}[{RETRY_PERIOD}]", "must be greater than 0", "the default is 5 s")
+        yield RETRY_PERIOD, "must be greater than 0", "the default is 5 s"
     if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
-        yield UserError(
-            f"{path}[{RENEW_DEADLINE}]",
-            f"{options.text(RENEW_DEADLINE)!r} is not more than {RETRY_PERIOD} ({options.text(RETRY_PERIOD)!r}): the lease would be "
-            "too old before each renewal",
-            "make the deadline a few retry periods",
-        )
-    yield from _limits(options, path)
-    yield from _refused(options, path)
-
-
-def _limits(options: Options, path: str) -> Iterator[UserError]:
-    """Yield values that are out of range, either by themselves or in combination with another option."""
+        problem = f"{options.text(RENEW_DEADLINE)!r} is not more than {RETRY_PERIOD} ({options.text(RETRY_PERIOD)!r}): the lease would be "
+        yield RENEW_DEADLINE, f"{problem}too old before each renewal", "make the deadline a few retry periods"
     low, high = "taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"
     if options.duration(low) > options.duration(high):
-        problem = f"{options.text(high)!r} is less than {low} ({options.text(low)!r})"
-        yield UserError(f"{path}[{high}]", problem, "make it larger")
+        yield high, f"{options.text(high)!r} is less than {low} ({options.text(low)!r})", "make it larger"
     for key in (low, high):
         if options.duration(key) * 1000 > MAX_INT:
-            yield UserError(
-                f"{path}[{key}]", f"must be at most {MAX_INT} ms (an int in Flink)", "make it smaller"
-            )
+            yield key, f"must be at most {MAX_INT} ms (an int in Flink)", "make it smaller"
     if options.duration(BUFFERS_TIMEOUT) < MILLISECOND:
-        where = f"{path}[{options.name_of(BUFFERS_TIMEOUT)}]"
         problem = "Flink does not start: The timeout for requesting exclusive buffers should be positive."
-        yield UserError(where, problem, "write at least 1 ms")
+        yield BUFFERS_TIMEOUT, problem, "write at least 1 ms"
     threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
     if options.integer(threads) < 1:
-        yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")
+        yield threads, "must be at least 1", "the default is 4"
     ratio = "state.backend.rocksdb.memory.write-buffer-ratio"
     if not 0 <= options.number(ratio) <= 1:
-        yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
+        yield ratio, "must be between 0 and 1", "the default is 0.5"
     if options.duration("pekko.ask.timeout") <= 0:
-        where = f"{path}[{options.name_of('pekko.ask.timeout')}]"
         problem = "must be greater than 0: Flink's components send no RPC without time for the answer"
-        yield UserError(where, problem, "the default is 10 s")
+        yield "pekko.ask.timeout", problem, "the default is 10 s"
 
 
-def _refused(options: Options, path: str) -> Iterator[UserError]:
-    """Yield combinations that are refused by the component that they configure."""
+def _refused(options: Options) -> Iterator[tuple[str, str, str]]:
+    """Yield the key, problem and hint of each combination that is refused by the component that it configures."""
     for read in (
         process_memory,
         HeartbeatConfig.of,
@@ -204,33 +204,27 @@ def _refused(options: Options, path: str) -> Iterator[UserError]:
         try:
             read(options)
         except OptionRefused as error:
-            hint = (
-                f"it is {options.text(error.key)!r}: {error.hint}" if options.text(error.key) else error.hint
-            )
-            yield UserError(f"{path}[{error.key}]", f"Flink does not start: {error.message}", hint)
+            given = f"it is {options.text(error.key)!r}: " if options.text(error.key) else ""
+            yield error.key, f"Flink does not start: {error.message}", given + error.hint
+    unaligned = "execution.checkpointing.unaligned.enabled"
     try:
         BarrierPolicy.of(options)
     except FlinkError as error:
-        yield UserError(
-            f"{path}[execution.checkpointing.unaligned.enabled]",
-            error.message,
-            "use EXACTLY_ONCE and one concurrent checkpoint, or set it to false",
-        )
-    if FlowControl.read(options).queued and options.boolean("execution.checkpointing.unaligned.enabled"):
-        yield UserError(
-            f"{path}[execution.checkpointing.unaligned.enabled]",
-            f"headgate.flow-control {options.string('headgate.flow-control')} queues records in the task, and unaligned "
-            "checkpoints would not contain them",
-            "set it to false, or headgate.flow-control to network",
-        )
+        yield unaligned, error.message, "use EXACTLY_ONCE and one concurrent checkpoint, or set it to false"
+    if FlowControl.read(options).queued and options.boolean(unaligned):
+        flow = f"headgate.flow-control {options.string('headgate.flow-control')}"
+        problem = f"{flow} queues records in the task, and unaligned checkpoints would not contain them"
+        yield unaligned, problem, "set it to false, or headgate.flow-control to network"
     try:
         tls.TlsSettings.read(options)
     except UserError as error:
-        yield UserError(error.path.replace("flinkConfiguration", path), error.problem, error.hint)
+        yield error.path.removeprefix("flinkConfiguration[").removesuffix("]"), error.problem, error.hint
 
 
-def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Iterator[str]:
-    yield from doubts_together(options, path)
+def _doubtful(
+    testbed: models.TestbedSpec, options: Options, path: str, written: Mapping[str, str]
+) -> Iterator[str]:
+    yield from doubts_together(options, path, written)
     ends = has_blocking(testbed.job) or iterations(testbed.job)
     if options.duration(CHECKPOINTS) == 0 and not ends:
         final = (
@@ -239,37 +233,48 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
         yield f"{path}: without {CHECKPOINTS} {final}an exactly-once sink commits only when the job is drained"
 
 
-def doubts_together(options: Options, path: str) -> Iterator[str]:
-    """Yield warnings about values that are allowed, but are probably mistakes in any job."""
+def doubts_together(options: Options, path: str, written: Mapping[str, str]) -> Iterator[str]:
+    """Yield warnings about values that are allowed, but are probably mistakes in any job. `written`: see `judge_together`."""
+    for key, doubt in _doubts(options):
+        yield f"{path}[{_shown_key(key, options, written)}]: {doubt}"
+
+
+def _doubts(options: Options) -> Iterator[tuple[str, str]]:
     managed = "taskmanager.memory.managed.size"
     if (
         options.string("state.backend.type") == "rocksdb"
         and options.is_set(managed)
         and not options.memory(managed)
     ):
-        yield f"{path}[{managed}]: 0 leaves no write buffer and no cache, so every record goes to a file of its own"
+        yield managed, "0 leaves no write buffer and no cache, so every record goes to a file of its own"
     exclusive = "taskmanager.network.memory.buffers-per-channel"
     if options.integer(exclusive) == 0 and not has(options.flink_version, NO_EXCLUSIVE_BUFFERS):
-        yield f"{path}[{exclusive}]: before 1.14, every task with a channel from another TaskManager fails without exclusive buffers"
+        yield (
+            exclusive,
+            "before 1.14, every task with a channel from another TaskManager fails without exclusive buffers",
+        )
     most = "taskmanager.network.memory.max-buffers-per-channel"
     if options.integer(most) == 1:
-        yield (
-            f"{path}[{most}]: with 1, a task that has begun a buffer processes nothing more until a checkpoint barrier ends it, in Flink "
-            "too (write at least 2)"
-        )
+        doubt = "with 1, a task that has begun a buffer processes nothing more until a checkpoint barrier ends it, in Flink too"
+        yield most, f"{doubt} (write at least 2)"
     if options.duration("heartbeat.timeout") == options.duration("heartbeat.interval"):
-        yield f"{path}[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost without a fault"
+        yield (
+            "heartbeat.timeout",
+            "is not more than heartbeat.interval, so a TaskManager can be lost without a fault",
+        )
     delays = ((key, change) for key, change in SLOT_DELAYS.items() if has(options.flink_version, change))
     if sum(options.duration(key) for key, _ in delays) >= options.duration("slot.request.timeout"):
-        yield (
-            f"{path}[slot.request.timeout]: is not more than {' and '.join(SLOT_DELAYS)} together, so every request for a slot expires "
-            "before it is looked at"
-        )
-    for key, doubt in memory_doubts(options):
-        if options.is_set(key):
-            yield f"{path}[{key}]: {doubt}"
+        sums = f"is not more than {' and '.join(SLOT_DELAYS)} together"
+        yield "slot.request.timeout", f"{sums}, so every request for a slot expires before it is looked at"
+    yield from ((key, doubt) for key, doubt in memory_doubts(options) if options.is_set(key))
     for key in ignored_settings(options):
         now = options.string(RESTART_TYPE) if options.is_set(RESTART_TYPE) else "not set"
-        yield f"{path}[{key}]: has no effect, in Flink too, because {RESTART_TYPE} is {now} (write {RESTART_TYPE}: {key.split('.')[1]})"
+        yield (
+            key,
+            f"has no effect, in Flink too, because {RESTART_TYPE} is {now} (write {RESTART_TYPE}: {key.split('.')[1]})",
+        )
     if prices(options) is not None:
-        yield f"{path}[{COST}]: has an effect in virtual time only; real processes ignore it, because their work takes real time"
+        yield (
+            COST,
+            "has an effect in virtual time only; real processes ignore it, because their work takes real time",
+        )

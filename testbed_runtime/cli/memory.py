@@ -124,7 +124,7 @@ def _parts(
 
 def _check_arguments(ratios: Mapping[str, float | None], settings: Sequence[str]) -> None:
     """Raise UserError for a ratio that is not between 0 and 1 or whose base is missing, and for a `-D` key that has its own option."""
-    from testbed_runtime.api.option_rules import SLOTS_KEY
+    from testbed_runtime.api.catalogue import SLOTS_KEY
 
     for name, ratio in ratios.items():
         if ratio is not None and not 0 <= ratio <= 1:

@@ -14,7 +14,7 @@ import typer
 from testbed_runtime.cli import exits
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import ALIASES, BY_KEY, Options, unknown_version
+from testbed_runtime.core.options import ALIASES, Options, unknown_version
 from testbed_runtime.core.versions import LATEST, VERSIONS
 
 if TYPE_CHECKING:
@@ -72,36 +72,28 @@ def flink_options(
 ) -> Options:
     """Read the `-D KEY=VALUE` of a command, and warn about keys without an effect. `named`: options of the command that stand for
     a key, which errors then name. Raises UserError for a key that is a typo."""
-    from testbed_runtime.api.catalogue import Standing, judge, value_doubt
-    from testbed_runtime.api.option_rules import value_errors
+    from testbed_runtime.api.catalogue import Standing, judge
+    from testbed_runtime.api.option_rules import Collected, judge_key
 
-    values: dict[str, str] = {}
-    written: dict[str, str] = {}
+    version = known_version(flink_version)
+    values, written, collected = dict[str, str](), dict[str, str](), Collected()
     for setting in settings:
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
-        canonical = ALIASES.get(key, key)
-        if canonical in values:
-            raise UserError("-D", f"{key!r} is a duplicate", "keep one of them")
-        values[canonical], written[canonical] = value, key
-    options = Options(values, flink_version=known_version(flink_version))
-    for canonical, value in values.items():
-        key = written[canonical]
-        judgement = judge(key, flink_version)
-        if judgement.standing is Standing.TYPO:
-            raise UserError("-D", f"{key!r} is not a Flink option", f"did you mean {judgement.canonical}?")
-        if judgement.standing is Standing.EFFECTIVE:
-            where = (named or {}).get(canonical, f"-D {key}")
-            for error in value_errors(where, judgement.canonical, value, flink_version):
-                raise error
-            if doubt := value_doubt(BY_KEY[judgement.canonical], value, flink_version, written=key):
-                exits.warn(f"{where}: {doubt}")
+        where = (named or {}).get(ALIASES.get(key, key), f"-D {key}")
+        judgement = judge(key, version)
+        if judgement.standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
+            notes = ("has no effect here", judgement.note)
+            collected.warnings += [f"{where}: {note}" for note in notes if note]
         else:
-            exits.warn(f"-D {key}: has no effect here")
-        if judgement.note:
-            exits.warn(f"-D {key}: {judgement.note}")
-    return options
+            judge_key(key, value, version=version, where=where, written=written, collected=collected)
+        values[key] = value
+    for error in collected.errors:
+        raise error
+    for warning in collected.warnings:
+        exits.warn(warning)
+    return Options(values, flink_version=version)
 
 
 def flink_conf(

@@ -91,7 +91,7 @@ def _configured(path: Path | None, flink_version: str | None) -> Callable[[Testb
     read = functools.cache(lambda version: flink_conf(path, flink_version, needed=USED, otherwise=version))
 
     def configured(testbed: TestbedPlan) -> TestbedPlan:
-        from testbed_runtime.api.option_rules import SLOTS_KEY
+        from testbed_runtime.api.catalogue import SLOTS_KEY
         from testbed_runtime.core.job.slots import needed_slots
 
         conf, version, found = read(testbed.flink_version)

@@ -222,3 +222,27 @@ def test_a_value_that_an_older_version_cannot_convert_is_doubted_or_refused():
     assert value_doubt(timeout, "30 s", "1.20") == ""
     assert "as in '30000'" in value_problem(timeout, "soon", "1.19")
     assert value_doubt(BY_KEY["resourcemanager.standalone.start-up-time"], "-1", "1.19") == ""
+
+
+def test_a_key_without_effect_gets_no_note_that_it_has_one():
+    """An older name is right before the rename, as for options with an effect."""
+    assert judge("akka.framesize", "1.15").note == ""
+    assert (
+        judge("pekko.framesize", "1.15").note
+        == "pekko.framesize came with Flink 1.18; 1.15 ignores it and reads akka.framesize"
+    )
+    removed = "taskmanager.network.numberOfBuffers was removed in Flink 1.9; 1.20 does not read it"
+    assert judge("taskmanager.network.numberOfBuffers", "1.20").note == removed
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "is_read"),
+    [
+        ("pekko.ask.timeout", "1.17", False), ("akka.ask.timeout", "1.17", True), ("akka.ask.timeout", "2.x", True),
+        ("security.ssl.enabled", "1.20", True), ("security.ssl.enabled", "2.0", False),
+        ("web.backpressure.num-samples", "1.12", True), ("web.backpressure.num-samples", "1.13", False),
+    ],
+)  # fmt: skip
+def test_a_key_is_read_from_its_first_version_until_it_is_removed(key, version, is_read):
+    """An older name is read until Flink 2 drops it."""
+    assert judge(key, version).is_read is is_read

@@ -349,6 +349,35 @@ def test_mistakes_are_errors_that_name_the_option(options, text):
     assert text in str(error)
 
 
+def test_a_contradiction_is_named_by_the_key_that_the_file_has():
+    """Also by a name of another version, so that its line is found. An option that is not set has the name of the version."""
+    for version, key in (("2.x", "akka.ask.timeout"), ("1.15", "pekko.ask.timeout")):
+        (error,) = judged(version, **{key: "0 ms"}).contradictions
+        assert error.path == f"flinkConfiguration[{key}]"
+    text = "akka.ask.timeout: 0 s\ntaskmanager.memory.managed.size: 0 b\nstate.backend: rocksdb\n"
+    conf = flinkconf.read(text, "flink-conf.yaml")
+    found = flinkconf.judge_options(conf, "2.x")
+    assert [conf.line(error.path) for error in found.contradictions] == [1]
+    alias = judged("2.x", **{"state.backend": "rocksdb", "taskmanager.memory.size": "0 b"})
+    assert any(w.startswith("flinkConfiguration[taskmanager.memory.size]: 0 leaves") for w in alias.warnings)
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "text"),
+    [
+        ("flink-conf.yaml", "2.0", "Flink 2.0 reads config.yaml instead of flink-conf.yaml"),
+        ("config.yaml", "1.18", "Flink 1.18 reads flink-conf.yaml instead of config.yaml"),
+        ("flink-conf.yaml", "1.20", ""),
+        ("config.yaml", "2.0", ""),
+    ],
+)
+def test_a_key_of_a_config_map_that_the_version_does_not_read_is_a_warning(key, version, text):
+    """The key becomes the name of a file, whatever the file with the ConfigMap is called."""
+    conf = flinkconf.read(f"kind: ConfigMap\ndata:\n  {key}: |\n    heartbeat.timeout: 5 s\n", "cm.yaml")
+    assert conf.not_read_by(version, "cm.yaml").startswith(text)
+    assert bool(conf.not_read_by(version, "cm.yaml")) == bool(text)
+
+
 @pytest.mark.parametrize(
     ("key", "version", "is_error"),
     [

@@ -96,7 +96,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
         (("fetch", "--port", "0"), "--port: 0 is not a port (choose 1 to 65535)"),
         (
             ("serve", "--port", "0", "-D", "taskmanager.netwrok.retries=3"),
-            "-D: 'taskmanager.netwrok.retries' is not a Flink option (did you mean taskmanager.network.retries?)",
+            "-D taskmanager.netwrok.retries: is not a Flink option (did you mean taskmanager.network.retries?)",
         ),
         (
             ("fetch", "--port", "1", "-D", "taskmanager.memory.segment-size=5000"),

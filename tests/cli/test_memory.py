@@ -77,7 +77,7 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
         ),
         (
             ["--process-size", "1g", "-D", "taskmanager.memory.process.size=2g"],
-            "'taskmanager.memory.process.size' is a duplicate",
+            "--process-size: is the same option as taskmanager.memory.process.size (keep one of them)",
         ),
     ],
 )

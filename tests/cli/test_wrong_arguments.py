@@ -61,7 +61,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("new nosuch", "QUESTION: the question 'nosuch' does not exist (there are"),
         ("new late-producer --flink-version 1.9", "--flink-version: '1.9' is not a known version of Flink (the nearest is '1.12'"),
         ("trace --flink-version 9", "--flink-version: '9' is not a known version of Flink"),
-        ("plan all/small -D heartbeat.timout=1s", "-D: 'heartbeat.timout' is not a Flink option (did you mean heartbeat.timeout?)"),
+        ("plan all/small -D heartbeat.timout=1s", "-D heartbeat.timout: is not a Flink option (did you mean heartbeat.timeout?)"),
         ("state all/small", "all/small: contains no checkpoint (name the folder files/<trial> of a run with"),
         ("state nosuch", "nosuch: is not a folder (name the folder files/<trial> of a run)"),
     ],
