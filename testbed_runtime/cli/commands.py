@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -35,6 +36,11 @@ Headgate runs a scenario on a testbed that speaks Flink's wire protocol, injects
 
 Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or the run could not be carried out), 3 Inconclusive, 130 interrupted."""
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+COMMANDS: tuple[Callable[..., None], ...] = (
+    new.new, validate.validate, run.run, ci.ci, simulate.simulate, evaluate.evaluate, report.report, faults.faults, heal.heal, tune.tune,
+    compare.compare, compare.trend, memory.memory, plan.plan, executions.executions, trace.trace, state.state, doctor.doctor,
+)  # fmt: skip
+"""In the order in which the help lists them."""
 EXCHANGE_HELP = "Serve or fetch one partition over the wire, also with Flink at the other end."
 
 
@@ -66,24 +72,8 @@ def build(*, whole: bool = False) -> typer.Typer:
     """Return the command tree. Unless `whole`, `exchange` is imported only if it is called: it needs numpy and the transport."""
     app = command_tree("headgate", HELP)
     app.callback(help=HELP)(_root)
-    app.command("new")(new.new)
-    app.command("validate")(validate.validate)
-    app.command("run")(run.run)
-    app.command("ci")(ci.ci)
-    app.command("simulate")(simulate.simulate)
-    app.command("evaluate")(evaluate.evaluate)
-    app.command("report")(report.report)
-    app.command("faults")(faults.faults)
-    app.command("heal")(heal.heal)
-    app.command("tune")(tune.tune)
-    app.command("compare")(compare.compare)
-    app.command("trend")(compare.trend)
-    app.command("memory")(memory.memory)
-    app.command("plan")(plan.plan)
-    app.command("executions")(executions.executions)
-    app.command("trace")(trace.trace)
-    app.command("state")(state.state)
-    app.command("doctor")(doctor.doctor)
+    for command in COMMANDS:
+        app.command(command.__name__)(command)
     app.command("supervise", hidden=True, context_settings=ANY_ARGUMENTS)(_supervise)
     app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)
     return app

@@ -29,21 +29,20 @@ def run(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli.session import Session
 
     login = access.access_for(on.value, namespace, context, kubeconfig)
+    how = running.How(
+        out=out,
+        environment=on,
+        variants=variant or (),
+        control=not no_control,
+        policy=inconclusive,
+        quiet=quiet,
+        access=login,
+    )
     loaded = [loading.with_checkpoint(item, from_checkpoint) for item in loading.load_all(scenarios)]
     verdicts = []
     with Session() as session:
         for item in loaded:
-            result = running.run_loaded(
-                item,
-                session=session,
-                out=out,
-                environment=on,
-                variants=variant or (),
-                control=not no_control,
-                policy=inconclusive,
-                quiet=quiet,
-                access=login,
-            )
+            result = running.run_loaded(item, session, how)
             running.conclude(item.scenario.metadata.name, result)
             verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(verdicts, inconclusive))

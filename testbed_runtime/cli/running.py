@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec import Struct
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import environments, telemetry
@@ -27,6 +27,7 @@ from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import fix_of
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict, worst
+from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.files import naming, read_json
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.conclude import trials_to_evaluate
@@ -42,49 +43,39 @@ GIVEN_UP = "the cluster did not confirm the request to stop: the run may go on t
 STOPPED = "the run in the cluster was asked to heal and to stop; it stays there, with what was recorded"
 
 
-def run_loaded(
-    loaded: Loaded,
-    *,
-    session: Session,
-    out: Path,
-    environment: Environment,
-    variants: Sequence[str] = (),
-    control: bool = True,
-    policy: Policy = Policy.REPORT,
-    quiet: bool,
-    access: Access = NO_LOGIN,
-) -> RunResult:
+class How(Struct, frozen=True, kw_only=True):
+    """How scenarios are run, by any command that runs them."""
+
+    out: Path
+    environment: Environment = Environment.LOCAL
+    variants: Sequence[str] = ()
+    control: bool = True
+    policy: Policy = Policy.REPORT
+    quiet: bool = False
+    access: Access = NO_LOGIN
+
+
+def run_loaded(loaded: Loaded, session: Session, how: How) -> RunResult:
     """Run a scenario; once more if it was Inconclusive and the policy is `retry`. Raises HeadgateError, Interrupted."""
     for warning in loaded.warnings:
         say(f"{loaded.path}: {warning}")
-    once = (
-        partial(_in_cluster, access=access)
-        if environment is Environment.KUBERNETES
-        else partial(_on_this_machine, session=session, junit=in_junit(policy, "skip"))
-    )
-    result = once(loaded, out, variants=variants, control=control, quiet=quiet)
-    for _ in range(RETRIES if policy is Policy.RETRY else 0):
+
+    def once() -> RunResult:
+        if how.environment is Environment.KUBERNETES:
+            return _in_cluster(loaded, how)
+        return _on_this_machine(loaded, session, how)
+
+    result = once()
+    for _ in range(RETRIES if how.policy is Policy.RETRY else 0):
         if result.verdict["verdict"] != "Inconclusive":
             break
         say("Inconclusive: running it once more")
-        result = once(loaded, out, variants=variants, control=control, quiet=quiet)
+        result = once()
     return result
 
 
-def _on_this_machine(
-    loaded: Loaded,
-    out: Path,
-    *,
-    variants: Sequence[str],
-    control: bool,
-    quiet: bool,
-    session: Session,
-    junit: str,
-) -> RunResult:
-    with (
-        _request(loaded, out, "local", variants=variants, control=control, junit=junit) as request,
-        rendering(quiet=quiet) as progress,
-    ):
+def _on_this_machine(loaded: Loaded, session: Session, how: How) -> RunResult:
+    with _request(loaded, how, "local") as request, rendering(quiet=how.quiet) as progress:
         host, evaluator = environments.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
         return session.run(runner.run())
@@ -101,13 +92,11 @@ def still_possible(folder: Path) -> str:
     return f"`headgate evaluate {folder}` judges the trials that were recorded" if recorded else ""
 
 
-def _in_cluster(
-    loaded: Loaded, out: Path, *, variants: Sequence[str], control: bool, quiet: bool, access: Access
-) -> RunResult:
+def _in_cluster(loaded: Loaded, how: How) -> RunResult:
     """Run the scenario as a ScenarioRun, which stays in the cluster with its report."""
 
     async def follow(progress: Progress) -> RunResult:
-        async with connected(access) as api:
+        async with connected(how.access) as api:
             from testbed_runtime.kube.client_run import ClientRun
 
             run = ClientRun(api, api.namespace, progress)
@@ -115,20 +104,20 @@ def _in_cluster(
                 loaded.scenario,
                 loaded.document,
                 plan=plan,
-                out=out,
-                variants=variants,
-                control=control,
+                out=how.out,
+                variants=how.variants,
+                control=how.control,
                 checkpoints=checkpoints,
                 files=files,
             )
 
     from testbed_runtime.kube.functions import files_of
 
-    plan = compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants, control=control)
+    plan = _plan(loaded, how)
     require_functions(plan, pods=True)
     files = files_of(loaded.document, loaded.folder)
     checkpoints = kept_checkpoints(plan)
-    with rendering(quiet=quiet) as progress:
+    with rendering(quiet=how.quiet) as progress:
         return run_interruptible(follow(progress), became=STOPPED, given_up=GIVEN_UP)
 
 
@@ -138,32 +127,25 @@ def simulate_loaded(
     """Run a scenario in virtual time."""
     from testbed_runtime.simulation.entry import simulate
 
-    with (
-        _request(loaded, out, "simulation", variants=variants, control=True) as request,
-        rendering(quiet=quiet) as progress,
-    ):
+    how = How(out=out, variants=variants)
+    with _request(loaded, how, "simulation") as request, rendering(quiet=quiet) as progress:
         return simulate(request, progress)
 
 
+def _plan(loaded: Loaded, how: How) -> RunPlan:
+    folder = loaded.folder.resolve()
+    return compile_run(loaded.scenario, scenario_folder=folder, variants=how.variants, control=how.control)
+
+
 @contextmanager
-def _request(
-    loaded: Loaded,
-    out: Path,
-    environment: str,
-    *,
-    variants: Sequence[str],
-    control: bool,
-    junit: str = "skip",
-) -> Iterator[RunRequest]:
-    plan = compile_run(
-        loaded.scenario, scenario_folder=loaded.folder.resolve(), variants=variants, control=control
-    )
+def _request(loaded: Loaded, how: How, environment: str) -> Iterator[RunRequest]:
+    plan = _plan(loaded, how)
     require_functions(plan)
     kept_checkpoints(plan)
-    folder, info = environments.new_run(out, loaded, environment)
+    folder, info = environments.new_run(how.out, loaded, environment)
     try:
         with naming(folder):
-            yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)
+            yield RunRequest(plan, loaded.document, info, folder, inconclusive=in_junit(how.policy, "skip"))
     # a simulation has nothing to clean up, so it ends with a KeyboardInterrupt
     except (Interrupted, KeyboardInterrupt) as error:
         raise Interrupted("; ".join(filter(None, [str(error), still_possible(folder)]))) from None

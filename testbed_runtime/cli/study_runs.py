@@ -23,7 +23,6 @@ from testbed_runtime.cli import running
 from testbed_runtime.cli.exits import say
 from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, changed
-from testbed_runtime.cli.options import Environment
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.documents import HISTORY_FOLDER, RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
@@ -183,17 +182,11 @@ def _real(
     study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, only: Collection[int] | None
 ) -> list[Outcome]:
     planned, ready, outcomes = _prepared(study, scenarios, only)
+    settings = running.How(out=how.out, variants=study.spec.variants, quiet=how.quiet)
     with Session() as session:
         for number, (run, loaded) in enumerate(zip(planned, ready, strict=True), 1):
             say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
-            result = running.run_loaded(
-                loaded,
-                session=session,
-                out=how.out,
-                environment=Environment.LOCAL,
-                variants=study.spec.variants,
-                quiet=how.quiet,
-            )
+            result = running.run_loaded(loaded, session, settings)
             running.print_verdict(run.name, result)
             outcomes.append(
                 _outcome(run, loaded, result.verdict, read_json(result.folder / RECOVERY_FILE, {}))
