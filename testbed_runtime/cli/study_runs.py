@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.kinds import TuningStudy
@@ -58,140 +59,120 @@ class Done(Struct, frozen=True):
     recovery: dict[str, Any]
 
 
-class How(Struct, frozen=True):
-    """The folder of the runs, and how many are simulated at the same time."""
+class StudyRuns(Struct, frozen=True, kw_only=True):
+    """The runs of a study on this machine: their scenarios, their folder, and how many are simulated at the same time."""
 
+    study: TuningStudy
+    scenarios: Mapping[str, Loaded]
     out: Path
     jobs: int
-    quiet: bool
+    quiet: bool = False
 
+    def doubts(self) -> list[str]:
+        """Return the warnings that the study adds to those of the unchanged scenarios, such as a value without an effect, or a quantile over
+        too few trials."""
+        found: dict[str, None] = {}
+        for run in self._planned():
+            try:
+                warnings = with_row(self.scenarios[run.scenario], self.study, run).warnings
+            except InvalidScenario:
+                continue  # the row has an Error with the reason
+            known = self.scenarios[run.scenario].warnings
+            found.update((f"{run.scenario}: {w}", None) for w in warnings if w not in known)
+        return list(found)
 
-def search(
-    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, detectors: Mapping[int, Quality]
-) -> list[Outcome]:
-    """Run every row in virtual time. With several trials, each row gets one first, and all of them only if it may still be the best."""
-    trials = study.spec.trials or 1
-    first = _simulated(_with_trials(study, 1) if trials > 1 else study, scenarios, how, None)
-    if trials == 1:
-        return first
-    remaining = score.survivors(study.spec, score.table(study.spec, first, detectors))
-    second = _simulated(study, scenarios, how, remaining)
-    done = {outcome.run.name for outcome in second}
-    return [o for o in first if o.run.name not in done] + second
+    def search(self, detectors: Mapping[int, Quality]) -> list[Outcome]:
+        """Run every row in virtual time. With several trials, each row gets one first, and all of them only if it may still be the best."""
+        trials = self.study.spec.trials or 1
+        if trials == 1:
+            return self._simulated()
+        first = self._with_trials(1)._simulated()  # noqa: SLF001 - the same class
+        remaining = score.survivors(self.study.spec, score.table(self.study.spec, first, detectors))
+        second = self._simulated(remaining)
+        done = {outcome.run.name for outcome in second}
+        return [o for o in first if o.run.name not in done] + second
 
+    def run_real(self, only: Collection[int] | None = None) -> list[Outcome]:
+        """Run the rows with these numbers (None: all) with real processes, one run after the other, with one Spark for all."""
+        planned, ready, outcomes = self._prepared(only)
+        settings = running.RunSettings(out=self.out, variants=self.study.spec.variants, quiet=self.quiet)
+        with Session() as session:
+            for number, (run, loaded) in enumerate(zip(planned, ready, strict=True), 1):
+                say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
+                result = running.run_loaded(loaded, session, settings)
+                running.print_verdict(run.name, result)
+                recovery = read_json(result.folder / RECOVERY_FILE, {})
+                outcomes.append(_outcome(run, loaded, result.verdict, recovery))
+        return outcomes
 
-def _with_trials(study: TuningStudy, trials: int | None) -> TuningStudy:
-    return study.model_copy(update={"spec": study.spec.model_copy(update={"trials": trials})})
+    def confirm(self, lines: Sequence[Line], count: int) -> dict[int, Line]:
+        """Repeat the best rows with real processes and the scenarios' own numbers of trials. Return their lines by row number."""
+        chosen = {line.row.number for line in score.ranked(self.study.spec, lines)[:count]}
+        if not chosen:
+            return {}
+        once = self._with_trials(None)
+        found = score.table(once.study.spec, once.run_real(chosen))
+        return {line.row.number: line for line in found if line.row.number in chosen}
 
+    def _planned(self) -> Iterable[grid.PlannedRun]:
+        return grid.planned_runs(self.study.metadata.name, self.study.spec)
 
-def _simulated(
-    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, only: Collection[int] | None
-) -> list[Outcome]:
-    """Simulate the rows with these numbers; None: all."""
-    name = study.metadata.name
-    planned, loaded, refused = _prepared(study, scenarios, only)
-    tasks = [
-        Task(
-            number,
-            found.document,
-            found.folder.resolve(),
-            tuple(study.spec.variants),
-            how.out / f"{name}.study" / run.name,
-        )
-        for number, (run, found) in enumerate(zip(planned, loaded, strict=True))
-    ]
-    trials = study.spec.trials
-    each = f" ({counted(trials, 'trial')})" if trials else ""
-    count = 0
+    def _with_trials(self, trials: int | None) -> StudyRuns:
+        spec = self.study.spec.model_copy(update={"trials": trials})
+        return replace(self, study=self.study.model_copy(update={"spec": spec}))
 
-    def on_done(done: Done) -> None:
-        nonlocal count
-        count += 1
-        run = planned[done.number]
-        if not how.quiet:
-            say(f"{count}/{len(tasks)} {run.scenario}{each}: {run.row.text}: {done.verdict['verdict']}")
+    def _simulated(self, only: Collection[int] | None = None) -> list[Outcome]:
+        """Simulate the rows with these numbers; None: all."""
+        planned, loaded, refused = self._prepared(only)
+        folder = self.out / f"{self.study.metadata.name}.study"
+        variants = tuple(self.study.spec.variants)
+        tasks = [
+            Task(number, found.document, found.folder.resolve(), variants, folder / run.name)
+            for number, (run, found) in enumerate(zip(planned, loaded, strict=True))
+        ]
+        trials = self.study.spec.trials
+        each = f" ({counted(trials, 'trial')})" if trials else ""
+        count = 0
 
-    if not how.quiet:
-        say(f"{len(tasks)} runs{each} in virtual time, up to {how.jobs} at a time")
-    results = simulate_all(tasks, jobs=how.jobs, on_done=on_done)
-    return refused + [
-        _outcome(run, found, done.verdict, done.recovery)
-        for run, found, done in zip(planned, loaded, results, strict=True)
-    ]
+        def on_done(done: Done) -> None:
+            nonlocal count
+            count += 1
+            run = planned[done.number]
+            self._say(f"{count}/{len(tasks)} {run.scenario}{each}: {run.row.text}: {done.verdict['verdict']}")
 
+        self._say(f"{len(tasks)} runs{each} in virtual time, up to {self.jobs} at a time")
+        results = simulate_all(tasks, jobs=self.jobs, on_done=on_done)
+        return refused + [
+            _outcome(run, found, done.verdict, done.recovery)
+            for run, found, done in zip(planned, loaded, results, strict=True)
+        ]
 
-def _prepared(
-    study: TuningStudy, scenarios: Mapping[str, Loaded], only: Collection[int] | None
-) -> tuple[list[grid.PlannedRun], list[Loaded], list[Outcome]]:
-    """Return the runs of the rows with these numbers (None: all) with their scenarios, and an outcome for each run whose values
-    contradict each other: a grid has such combinations. Raises InvalidScenario if no row of the grid can run."""
-    planned, loaded, refused = [], [], []
-    first: InvalidScenario | None = None
-    for run in grid.planned_runs(study.metadata.name, study.spec):
-        if only is not None and run.row.number not in only:
-            continue
-        try:
-            found = with_row(scenarios[run.scenario], study, run)
-        except InvalidScenario as error:
-            first = first or error
-            verdict = {"verdict": "Error", "summary": "; ".join(map(str, error.errors))}
-            refused.append(_outcome(run, scenarios[run.scenario], verdict, {}))
-            continue
-        planned.append(run)
-        loaded.append(found)
-    if first is not None and only is None and all(run.row.reference for run in planned):
-        raise first
-    return planned, loaded, refused
+    def _prepared(
+        self, only: Collection[int] | None
+    ) -> tuple[list[grid.PlannedRun], list[Loaded], list[Outcome]]:
+        """Return the runs of the rows with these numbers (None: all) with their scenarios, and an outcome for each run whose values
+        contradict each other: a grid has such combinations. Raises InvalidScenario if no row of the grid can run."""
+        planned, loaded, refused = [], [], []
+        first: InvalidScenario | None = None
+        for run in self._planned():
+            if only is not None and run.row.number not in only:
+                continue
+            try:
+                found = with_row(self.scenarios[run.scenario], self.study, run)
+            except InvalidScenario as error:
+                first = first or error
+                verdict = {"verdict": "Error", "summary": "; ".join(map(str, error.errors))}
+                refused.append(_outcome(run, self.scenarios[run.scenario], verdict, {}))
+                continue
+            planned.append(run)
+            loaded.append(found)
+        if first is not None and only is None and all(run.row.reference for run in planned):
+            raise first
+        return planned, loaded, refused
 
-
-def doubts(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> list[str]:
-    """Return the warnings that the study adds to those of the unchanged scenarios, such as a value without an effect, or a quantile over too
-    few trials."""
-    found: dict[str, None] = {}
-    for run in grid.planned_runs(study.metadata.name, study.spec):
-        try:
-            warnings = with_row(scenarios[run.scenario], study, run).warnings
-        except InvalidScenario:
-            continue  # the row has an Error with the reason
-        known = scenarios[run.scenario].warnings
-        found.update((f"{run.scenario}: {w}", None) for w in warnings if w not in known)
-    return list(found)
-
-
-def run_real(
-    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, detectors: Mapping[int, Quality]
-) -> list[Outcome]:
-    """Run every row with real processes, one run after the other, with one Spark for all."""
-    del detectors  # no row is left out
-    return _real(study, scenarios, how, None)
-
-
-def confirm(
-    study: TuningStudy, scenarios: Mapping[str, Loaded], lines: Sequence[Line], count: int, how: How
-) -> dict[int, Line]:
-    """Repeat the best rows with real processes and the scenarios' own numbers of trials. Return their lines by row number."""
-    chosen = {line.row.number for line in score.ranked(study.spec, lines)[:count]}
-    if not chosen:
-        return {}
-    once = _with_trials(study, None)
-    found = score.table(once.spec, _real(once, scenarios, how, chosen))
-    return {line.row.number: line for line in found if line.row.number in chosen}
-
-
-def _real(
-    study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, only: Collection[int] | None
-) -> list[Outcome]:
-    planned, ready, outcomes = _prepared(study, scenarios, only)
-    settings = running.How(out=how.out, variants=study.spec.variants, quiet=how.quiet)
-    with Session() as session:
-        for number, (run, loaded) in enumerate(zip(planned, ready, strict=True), 1):
-            say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
-            result = running.run_loaded(loaded, session, settings)
-            running.print_verdict(run.name, result)
-            outcomes.append(
-                _outcome(run, loaded, result.verdict, read_json(result.folder / RECOVERY_FILE, {}))
-            )
-    return outcomes
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            say(text)
 
 
 def with_row(loaded: Loaded, study: TuningStudy, run: grid.PlannedRun) -> Loaded:

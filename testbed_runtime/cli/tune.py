@@ -16,7 +16,7 @@ from testbed_runtime.files import naming
 if TYPE_CHECKING:
     from testbed_runtime.api.kinds import TuningStudy
     from testbed_runtime.cli.loading import Loaded
-    from testbed_runtime.cli.study_runs import How
+    from testbed_runtime.cli.study_runs import StudyRuns
 
 LOOK_S = 2.0
 """The time between two polls of a study in a cluster."""
@@ -64,11 +64,11 @@ def tune(  # noqa: PLR0917 - typer passes by name
         )
         raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on, given_up=goes_on))
     found = find_scenarios(resource, scenarios or scenario_folders(study))
-    from testbed_runtime.cli.study_runs import How
+    from testbed_runtime.cli.study_runs import StudyRuns
     from testbed_runtime.process.machine import cores
 
-    how = How(out=out, jobs=jobs or cores(), quiet=quiet)
-    raise typer.Exit(_run_locally(resource, found, how=how, out=out, confirm=confirm, real=real))
+    runs = StudyRuns(study=resource, scenarios=found, out=out, jobs=jobs or cores(), quiet=quiet)
+    raise typer.Exit(_run_locally(runs, confirm=confirm, real=real))
 
 
 def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
@@ -157,30 +157,31 @@ def _scenario_name(path: Path) -> str:
     return str((data.get("metadata") or {}).get("name", "")) if is_scenario else ""
 
 
-def _run_locally(
-    study: TuningStudy, scenarios: dict[str, Loaded], *, how: How, out: Path, confirm: int, real: bool
-) -> int:
+def _run_locally(runs: StudyRuns, *, confirm: int, real: bool) -> int:
     """Run the study on this machine, print its result and write it. Return the exit code."""
-    from testbed_runtime.cli import folders, study_runs, tables
+    from msgspec.structs import replace
+
+    from testbed_runtime.cli import folders, tables
     from testbed_runtime.tuning import production, score, table
     from testbed_runtime.tuning.grid import CURRENT, DEFAULT
     from testbed_runtime.tuning.picture import picture
 
+    study, out = runs.study, runs.out
     folders.make_folder(out, exist_ok=True)
-    specs = {name: loaded.document["spec"] for name, loaded in scenarios.items()}
+    specs = {name: loaded.document["spec"] for name, loaded in runs.scenarios.items()}
     if not real:
         spec = study.spec.model_copy(update={"references": [DEFAULT, CURRENT]})
         values = production.reference_values(spec, specs)
         if production.same_values(spec, values[DEFAULT], values[CURRENT]):
             spec = spec.model_copy(update={"references": [DEFAULT]})
         study = study.model_copy(update={"spec": spec})
-    for doubt in study_runs.doubts(study, scenarios):
+        runs = replace(runs, study=study)
+    for doubt in runs.doubts():
         exits.warn(doubt)
     detectors = production.detectors(study.spec, specs)
-    run = study_runs.run_real if real else study_runs.search
-    lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
-    lines = production.merged(study.spec, specs, lines)
-    confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
+    outcomes = runs.run_real() if real else runs.search(detectors)
+    lines = production.merged(study.spec, specs, score.table(study.spec, outcomes, detectors))
+    confirmed = {} if real else runs.confirm(lines, confirm)
     shown = production.reference_values(study.spec, specs)
     text = table.markdown(study.spec, lines, confirmed, shown)
     columns = list(zip(*table.rows(study.spec, lines, shown), strict=True))

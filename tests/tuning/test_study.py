@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.api.validate_kinds import grid_size, validate_kind
-from testbed_runtime.cli.study_runs import doubts, with_row
+from testbed_runtime.cli.study_runs import StudyRuns, with_row
 from testbed_runtime.cli.tune import find_scenarios, load_study, scenario_folders
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import DASH
@@ -396,7 +396,8 @@ def test_a_quantile_over_too_few_trials_is_a_warning_before_anything_runs(tmp_pa
     spec["objectives"] = [{"metric": "recovery.downtime", "quantile": "p95"}]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({**good("TuningStudy"), "spec": spec}))
     study, _ = load_study(tmp_path)
-    (found,) = [d for d in doubts(study, find_scenarios(study, [tmp_path])) if "quantile" in d]
+    runs = StudyRuns(study=study, scenarios=find_scenarios(study, [tmp_path]), out=tmp_path, jobs=1)
+    (found,) = [d for d in runs.doubts() if "quantile" in d]
     assert "p95 over trials needs 20, there are 2" in found
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from testbed_runtime.api.validate import InvalidScenario
-from testbed_runtime.cli.study_runs import How, Task, search, simulate_all
+from testbed_runtime.cli.study_runs import StudyRuns, Task, simulate_all
 from testbed_runtime.cli.tune import find_scenarios, load_study, scenario_folders
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.runner.engine import RunRequest
@@ -131,9 +131,13 @@ def test_a_study_without_any_row_that_can_run_is_refused(tmp_path: Path):
     folder = with_heartbeats(prepared(tmp_path), ["1 s", "2 s"])
     study, _ = load_study(folder)
     with pytest.raises(InvalidScenario, match=r"make it a few times heartbeat.interval"):
-        search(
-            study, find_scenarios(study, scenario_folders(folder)), How(out=tmp_path, jobs=1, quiet=True), {}
-        )
+        StudyRuns(
+            study=study,
+            scenarios=find_scenarios(study, scenario_folders(folder)),
+            out=tmp_path,
+            jobs=1,
+            quiet=True,
+        ).search({})
 
 
 @pytest.mark.scenario
