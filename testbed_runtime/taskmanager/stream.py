@@ -62,6 +62,12 @@ _AT_ONCE = frozenset(
 """Events that are handled without a wait."""
 
 
+def reached_at(due_ns: int) -> float:
+    """Return the first time in seconds whose nanoseconds (`TaskRun.now_ns`) are not before a timer. `due_ns / 1e9` can be a nanosecond
+    before it: an operator would not fire, and in virtual time the task would ask again forever. Pure."""
+    return math.nextafter(due_ns / 1e9, math.inf)
+
+
 class StreamTask:
     """The invokable of an operator or a sink: `restore`, then `run` to the end of its input."""
 
@@ -378,7 +384,7 @@ class StreamTask:
             return self._barriers.deadline
         first = math.inf
         if self.operator is not None and (due_ns := self.operator.next_timer_ns()) is not None:
-            first = due_ns / 1e9
+            first = reached_at(due_ns)
         if self._sink is not None and (flush := self._sink.next_flush()) is not None:
             first = min(first, flush)
         if (deadline := self._barriers.deadline) is not None:
