@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed_runtime.cli import tables
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import METRICS
@@ -16,9 +17,6 @@ from testbed_runtime.core.judgement.metrics import METRICS
 if TYPE_CHECKING:
     from testbed_runtime.core.faults.vocabulary import Kind
     from testbed_runtime.faults.registry import Capabilities
-
-KIND_WIDTH, BACKEND_WIDTH, METRIC_WIDTH, UNIT_WIDTH = 24, 12, 36, 11
-"""Widths of the columns in characters: the longest entry and two spaces."""
 
 
 def faults(
@@ -32,18 +30,18 @@ def faults(
         return
     from testbed_runtime.local import packets
 
-    for line in kind_lines(asyncio.run(packets.capabilities())):
+    for line in kind_lines(asyncio.run(packets.capabilities()), tables.terminal_width()):
         typer.echo(line)
     _list_active()
 
 
-def kind_lines(offered: Capabilities) -> Iterator[str]:
+def kind_lines(offered: Capabilities, width: int) -> Iterator[str]:
     """Yield the table of the kinds, then why some are not possible: each sentence once. Pure."""
     from testbed_runtime.core.faults.kinds import KINDS
     from testbed_runtime.faults.registry import LOCAL, choose_backend
 
     refused: list[Kind] = []
-    yield f"{'kind':<{KIND_WIDTH}}{'backend':<{BACKEND_WIDTH}}what happens (and its fields)"
+    rows = [("kind", "backend", "what happens (and its fields)")]
     for kind in KINDS.values():
         backend = "–"
         for capabilities in (LOCAL, offered):  # as `run` does: packets only if no other backend can
@@ -54,14 +52,17 @@ def kind_lines(offered: Capabilities) -> Iterator[str]:
             refused.append(kind)
         fields = ", ".join(parameter.alias for parameter in kind.parameters)
         more = f" ({fields})" if fields else ""
-        yield f"{kind.name:<{KIND_WIDTH}}{backend:<{BACKEND_WIDTH}}{kind.doc}{more}"
-    yield from _why_refused(refused, offered)
+        rows.append((kind.name, backend, f"{kind.doc}{more}"))
+    yield from tables.described(rows, width)
+    for line in _why_refused(refused, offered):
+        yield from tables.wrapped(line, width, then="    ")
 
 
 def _why_refused(kinds: Sequence[Kind], offered: Capabilities) -> Iterator[str]:
     if not kinds:
         return
-    yield "\nNot possible on this machine:"
+    yield ""
+    yield "Not possible on this machine:"
     for need, names in grouped((" or ".join(k.backends), k.name) for k in kinds).items():
         yield f"  {', '.join(names)}: need {need}"
     missing = {name for kind in kinds for name in kind.backends if name not in offered.backends}
@@ -72,10 +73,13 @@ def _why_refused(kinds: Sequence[Kind], offered: Capabilities) -> Iterator[str]:
 
 
 def _list_metrics() -> None:
+    rows = []
     for metric in METRICS.values():
         extra = [w for w, on in (("phase", metric.phased), ("quantile", metric.quantiles)) if on]
         more = f" (takes {' and '.join(extra)})" if extra else ""
-        typer.echo(f"{metric.name:<{METRIC_WIDTH}}{metric.unit:<{UNIT_WIDTH}}{metric.doc}{more}")
+        rows.append((metric.name, metric.unit, f"{metric.doc}{more}"))
+    for line in tables.described(rows, tables.terminal_width()):
+        typer.echo(line)
 
 
 def _list_active() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ import typer
 
 from testbed_runtime.api.catalogue import Standing, judge
 from testbed_runtime.api.limits import MAX_RATE, MAX_TASKMANAGERS
-from testbed_runtime.cli import exits, folders, options, questions, starting
+from testbed_runtime.cli import exits, folders, options, questions, starting, tables
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.versions import LATEST
@@ -63,18 +62,7 @@ def new(  # noqa: PLR0917 - typer passes by name
 
     With --flink-conf, it has your options instead of those that the question suggests."""
     if listed:
-        indent = " " * 25
-        for item in questions.questions().values():
-            typer.echo(f"{item.name:<25}{item.question}")
-            if item.errors:
-                typer.echo(
-                    textwrap.fill(
-                        f"In Flink's log: {', '.join(item.errors)}",
-                        110,
-                        initial_indent=indent,
-                        subsequent_indent=indent + "  ",
-                    )
-                )
+        _list_questions(tables.output_width())
         return
     shape = starting.Shape(
         flink_version=flink_version or DEFAULT.flink_version,
@@ -101,6 +89,16 @@ def new(  # noqa: PLR0917 - typer passes by name
     typer.echo(f"{path}: {chosen.question}")
     typer.echo(f"next: headgate simulate {shown}    (seconds, in virtual time)")
     typer.echo(f"      headgate run {shown}         (real processes on this machine)")
+
+
+def _list_questions(width: int) -> None:
+    indent = " " * 25
+    for item in questions.questions().values():
+        lines = tables.wrapped(item.question, width, first=item.name.ljust(25), then=indent)
+        if item.errors:
+            errors = f"In Flink's log: {', '.join(item.errors)}"
+            lines += tables.wrapped(errors, width, first=indent, then=indent + "  ")
+        typer.echo("\n".join(lines))
 
 
 def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> starting.Shape:

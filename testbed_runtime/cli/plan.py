@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from testbed_runtime.cli import exits
+from testbed_runtime.cli import exits, tables
 from testbed_runtime.cli.options import (
     AsJson,
     FlinkConfFile,
@@ -69,7 +69,10 @@ def plan(  # noqa: PLR0917 - typer passes by name
         except MemoryRefused as error:
             raise UserError(error.key, error.message, error.hint) from None
     shown = [{**one, "variant": name} for one, name in _same_together(described)]
-    show({"variants": described}, ["\n\n".join("\n".join(lines(one)) for one in shown)], as_json=as_json)
+    width = tables.terminal_width()
+    show(
+        {"variants": described}, ["\n\n".join("\n".join(lines(one, width)) for one in shown)], as_json=as_json
+    )
     raise typer.Exit(EXIT_CODES[Verdict.FAIL] if any(one["missing"] for one in described) else exits.PASS)
 
 
@@ -236,42 +239,60 @@ def _taskmanager(plan: TaskManagerPlan, available: int) -> dict[str, Any]:
     }
 
 
-def lines(described: dict[str, Any]) -> Iterator[str]:
+def lines(described: dict[str, Any], width: int) -> Iterator[str]:
     """Yield the description as text, with the TaskManagers that need the most and the fewest buffers. Pure."""
-    yield (
+    size = (
         f"{described['variant']}: {described['subtasks']} subtasks, {described['channels']} channels on "
         f"{counted(described['taskManagers'], 'TaskManager')} with {counted(described['slots'], 'slot')} each "
         f"(Flink {described['flinkVersion']})"
     )
-    yield f"\n{'vertex':<20}{'parallelism':>12}{'max parallelism':>17}{'key groups each':>17}"
-    for v in described["vertices"]:
-        yield f"{v['name']:<20}{v['parallelism']:>12}{v['maxParallelism']:>17}{_span(v['keyGroups']):>17}"
-    yield f"\n{'exchange':<32}{'channels':>12}{'each gate (remote × exclusive + floating)':>43}{'each partition':>17}"
-    for e in described["exchanges"]:
-        name = f"{e['from']} → {e['to']} ({e['partitioning']})"
-        gate = (
-            f"{_span(e['gate']['remoteChannels'])} × {e['gate']['exclusivePerChannel']} + "
-            f"{_span(e['gate']['floating'])}"
-        )
-        partition = _span((e["partition"]["required"], e["partition"]["most"]))
-        yield f"{name:<32}{e['channels']:>12}{gate:>43}{partition:>17}"
+    yield from tables.wrapped(size, width)
+    yield ""
+    yield from _table(list(_vertex_rows(described["vertices"])), width)
+    yield ""
+    yield from _table(list(_exchange_rows(described["exchanges"])), width)
     ordered = sorted(described["perTaskManager"], key=lambda t: (-t["required"], t["name"]))
-    yield f"\n{'TaskManager':<18}{'tasks':>6}{'remote':>9}{'local':>9}{'required':>10}{'at most':>10}{'available':>11}"
-    for one, which in ((ordered[0], "most"), (ordered[-1], "fewest"))[: len(ordered)]:
-        name = f"{one['name']} ({which})"
-        yield (
-            f"{name:<18}{one['tasks']:>6}{one['remoteChannels']:>9}{one['localChannels']:>9}{one['required']:>10}"
-            f"{one['most']:>10}{described['available']:>11}"
+    yield ""
+    yield from _table(list(_taskmanager_rows(ordered, described["available"])), width)
+    for line in _verdict(described, ordered[0]):
+        yield from tables.wrapped(line, width)
+
+
+def _table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    return tables.fitting(list(zip(*rows, strict=True)), width, numbers=True)
+
+
+def _vertex_rows(vertices: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    yield "vertex", "parallelism", "max parallelism", "key groups each"
+    for v in vertices:
+        yield v["name"], str(v["parallelism"]), str(v["maxParallelism"]), _span(v["keyGroups"])
+
+
+def _exchange_rows(exchanges: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    yield "exchange", "channels", "gate (remote × exclusive + floating)", "partition"
+    for e in exchanges:
+        gate, partition = e["gate"], e["partition"]
+        buffers = (
+            f"{_span(gate['remoteChannels'])} × {gate['exclusivePerChannel']} + {_span(gate['floating'])}"
         )
-    yield from _verdict(described, ordered[0])
+        name = f"{e['from']} → {e['to']} ({e['partitioning']})"
+        yield name, str(e["channels"]), buffers, _span((partition["required"], partition["most"]))
+
+
+def _taskmanager_rows(ordered: Sequence[dict[str, Any]], available: int) -> Iterator[tuple[str, ...]]:
+    yield "TaskManager", "tasks", "remote", "local", "required", "at most", "available"
+    for one, which in ((ordered[0], "most"), (ordered[-1], "fewest"))[: len(ordered)]:
+        counts = (one[key] for key in ("tasks", "remoteChannels", "localChannels", "required", "most"))
+        yield f"{one['name']} ({which})", *map(str, counts), str(available)
 
 
 def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
     size = described["available"] * described["segmentBytes"] / MB
+    yield ""
     buffers = f"{described['available']} buffers of {described['segmentBytes']} bytes ({size:.1f} MB)"
     if described["missing"]:
         yield (
-            f"\n{worst['name']} needs {worst['required']} of {buffers}: {described['missing']} {'is' if described['missing'] == 1 else 'are'} missing, "
+            f"{worst['name']} needs {worst['required']} of {buffers}: {described['missing']} {'is' if described['missing'] == 1 else 'are'} missing, "
             "and the job fails "
             "with `Insufficient number of network buffers`."
         )
@@ -285,7 +306,7 @@ def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
         shares = [t["share"] for t in described["perTaskManager"]]
         mean = sum(shares) / len(shares)
         yield (
-            f"\n{worst['name']} needs {worst['required']} of {buffers}: {format_value(worst['share'], 'ratio')}. The average "
+            f"{worst['name']} needs {worst['required']} of {buffers}: {format_value(worst['share'], 'ratio')}. The average "
             f"of all TaskManagers is {format_value(mean, 'ratio')}."
         )
     for warning in described["warnings"]:

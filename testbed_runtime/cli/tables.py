@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +16,42 @@ MANY_GROUPS = 8
 OUTPUT_WIDTH = 120
 """Width of output that does not go to a terminal, such as the log of a CI job."""
 
+MIN_WIDTH = 20
+"""Columns that a wrapped text has at least, however narrow the terminal is."""
+
 
 def output_width() -> int:
     """Return the number of columns of the terminal."""
     return shutil.get_terminal_size((OUTPUT_WIDTH, 0)).columns
+
+
+def terminal_width() -> int:
+    """Return the number of columns of the terminal, or 0 if the output does not go to one."""
+    return output_width() if sys.stdout.isatty() else 0
+
+
+def described(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Yield rows as lines whose last cell is a sentence. With a width, the sentence continues below itself. Pure."""
+    names, sentences = zip(*((row[:-1], row[-1]) for row in rows), strict=True)
+    widths = [max(map(len, column)) for column in zip(*names, strict=True)]
+    indent = " " * sum(w + len(GAP) for w in widths)
+    for cells, sentence in zip(names, sentences, strict=True):
+        start = "".join(cell.ljust(w) + GAP for cell, w in zip(cells, widths, strict=True))
+        yield from wrapped(sentence, width, first=start, then=indent)
+
+
+def wrapped(text: str, width: int, *, first: str = "", then: str = "") -> list[str]:
+    """Return a text as lines of at most `width` columns, or as one line if it is 0. Pure."""
+    if not width:
+        return [first + text]
+    return textwrap.wrap(
+        text,
+        max(width, len(then) + MIN_WIDTH),
+        initial_indent=first,
+        subsequent_indent=then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first]
 
 
 def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Iterator[str]:
@@ -44,11 +78,13 @@ def side_by_side(table: Mapping[str, Any], *, width: int = 0) -> list[str]:
     return fitting(columns, width)
 
 
-def fitting(columns: Sequence[Sequence[str]], width: int, *, repeated: int = 1) -> list[str]:
+def fitting(
+    columns: Sequence[Sequence[str]], width: int, *, repeated: int = 1, numbers: bool = False
+) -> list[str]:
     """Return columns of the same length as lines. With a width, columns that do not fit beside each other follow below, after the first
     ones, of which so many are repeated. Pure."""
     blocks = _blocks(columns, width, repeated)
-    return [line for block in blocks for line in aligned(list(zip(*block, strict=True)))]
+    return [line for block in blocks for line in aligned(list(zip(*block, strict=True)), numbers=numbers)]
 
 
 def _blocks(columns: Sequence[Sequence[str]], width: int, repeated: int) -> Iterator[list[Sequence[str]]]:

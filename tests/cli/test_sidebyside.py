@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.cli import faults, plan
 from testbed_runtime.cli.running import print_verdict
 from testbed_runtime.cli.tables import fitting, side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
+from testbed_runtime.core.options import Options
+from testbed_runtime.faults.registry import LOCAL
 from testbed_runtime.runner.engine import RunResult
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 
 
 def table(*names: str) -> dict[str, Any]:
@@ -87,3 +92,15 @@ def test_columns_that_do_not_fit_follow_below_the_first_ones():
         f"key  other  {'x' * 40}", "1 s  on     1",
     ]  # fmt: skip
     assert len(fitting(columns, 0, repeated=2)) == 2
+
+
+def test_faults_and_plans_fit_into_a_terminal_of_80_columns():
+    """Sentences continue below themselves, and columns that do not fit follow below. In a file, each kind has one line."""
+    kinds = list(faults.kind_lines(LOCAL, 80))
+    (_, testbed), *_ = plan._testbeds(SCENARIOS / "10-network-buffers/full-size.yaml", (), other_slots=False)
+    planned = list(
+        plan.lines({"variant": "main", **plan.describe(testbed, Options(testbed.configuration))}, 80)
+    )
+    assert max(map(len, kinds + planned)) <= 80
+    assert len(kinds) > len(list(faults.kind_lines(LOCAL, 0)))
+    assert " ".join("\n".join(planned).split()).count("source → parse (rebalance)") == 2
