@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.values import NS
-from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.schema import TABLES, Trial
 
 OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
 """Tables whose rows have the time at which their process wrote them. The time of a wait is its end."""
@@ -34,17 +33,12 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Attempt = tuple[str, int]
 """A task and the number of its attempt."""
-Deployed = Mapping[Attempt, Mapping[str, Any]]
 Row = Mapping[str, Any]
 Rows = list[tuple[int, dict[str, Any]]]
 """Rows with their positions in the table."""
 ATTEMPT = ("process", "task", "attempt")
 SPENT = ("busy_ns", "backpressured_ns", "idle_ns")
 """The columns with the times that a task spent. Their sum grows as fast as the task's clock."""
-EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "text", "data")
-UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
-"""Kinds of events whose data is compared with no other row. They are frequent, so their data is not
-parsed."""
 PARSED_TEXTS = 4096
 """Number of JSON texts that are kept parsed. The events of a large job have far fewer, and each is read
 several times."""
@@ -70,24 +64,6 @@ def first_true(flags: Any) -> list[int]:
     array without nulls."""
     found: list[int] = np.flatnonzero(np.asarray(flags))[:1].tolist()
     return found
-
-
-def tolerance_ns(trial: Trial, process: str, since_ns: int, until_ns: int | None = None) -> int:
-    """Return how much two times that this process recorded for the same moment may differ, because it may
-    have stalled in between. One of them is `since_ns`, or both are between that and `until_ns`."""
-    stalls = trial.kept("stalls", lambda: _stalls(trial)).get(process, ())
-    first, last = since_ns - TOLERANCE_NS, (since_ns if until_ns is None else until_ns) + TOLERANCE_NS
-    return TOLERANCE_NS + max(
-        (end - start for start, end in stalls if start <= last and first <= end), default=0
-    )
-
-
-def _stalls(trial: Trial) -> dict[str, list[tuple[int, int]]]:
-    waits = trial.table("waits")
-    if not sound(waits, "process", "kind", "start_ns", "t_ns"):
-        return {}
-    stalled = waits.filter(equal(waits, "kind", "stalled")).select(["process", "start_ns", "t_ns"])
-    return grouped((r["process"], (r["start_ns"], r["t_ns"])) for r in stalled.to_pylist())
 
 
 def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
@@ -129,9 +105,18 @@ def places(table: pa.Table, *columns: str) -> dict[tuple[Any, ...], Ints]:
     return dict(zip((tuple(r.values()) for r in firsts), np.split(order, starts[1:]), strict=False))
 
 
-def places_of(trial: Trial, name: str, *columns: str) -> dict[tuple[Any, ...], Ints]:
-    """Return the `places` of a table. They are computed once."""
-    return trial.kept(f"places of {columns} in {name}", lambda: places(trial.table(name), *columns))
+def distinct(table: pa.Table, *columns: str) -> Rows:
+    """Return each combination of values of these columns, with the first row that has it."""
+    if not sound(table, *columns):
+        return []
+    _, rows = np.unique(numbered([table], columns), return_index=True)
+    return list(zip(rows.tolist(), table.select(columns).take(pa.array(rows)).to_pylist(), strict=True))
+
+
+def has_one_clock(trial: Trial) -> bool:
+    """Whether all rows have one boot id. A reduced trial has it in some tables only, and every process writes events."""
+    tables = [t for name in TABLES if len(t := trial.table(name)) and "boot_id" in t.column_names]
+    return len({boot for table in tables for boot in pc.unique(table.column("boot_id")).to_pylist()}) == 1
 
 
 class Owned(Struct, frozen=True):
@@ -154,11 +139,6 @@ class Owned(Struct, frozen=True):
     def attempts(cls, table: pa.Table) -> Owned:
         """Order the samples of each attempt."""
         return cls.of(numbered([table], ATTEMPT), ints(table, "seq"))
-
-    @classmethod
-    def attempts_of(cls, trial: Trial, name: str) -> Owned:
-        """Order the rows of each attempt in a table."""
-        return trial.kept(f"attempts of {name}", lambda: cls.attempts(trial.table(name)))
 
     @property
     def ends(self) -> Ints:
@@ -201,69 +181,10 @@ def parsed(text: str | None) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def rows_of(trial: Trial, name: str) -> Rows:
-    """Return all rows of a small table, in its order."""
-    return trial.kept(f"rows and places of {name}", lambda: list(enumerate(trial.table(name).to_pylist())))
-
-
-def events(trial: Trial, *kinds: str) -> Rows:
-    """Return the events of these kinds with their positions in the table, in the order in which each process
-    wrote them."""
-    of_kind = trial.kept("events that are compared", lambda: _by_kind(trial.table("events")))
-    found = [pair for kind in kinds for pair in of_kind.get(kind, ())]
-    return found if len(kinds) == 1 else sorted(found, key=_written)
-
-
-def _by_kind(table: pa.Table) -> dict[str, Rows]:
-    if not sound(table, "kind", "process", "seq"):
-        return {}
-    read = pc.invert(pc.is_in(table.column("kind"), pa.array(UNREAD)))
-    places = np.flatnonzero(read.to_numpy(zero_copy_only=False))
-    rows = table.select(EVENT_COLUMNS).take(pa.array(places)).to_pylist()
-    pairs = sorted(zip(places.tolist(), rows, strict=True), key=_written)
-    return grouped((pair[1]["kind"], pair) for pair in pairs)
-
-
-def _written(pair: tuple[int, dict[str, Any]]) -> tuple[str, int]:
-    return pair[1]["process"], pair[1]["seq"]
-
-
-def distinct(trial: Trial, name: str, *columns: str) -> Rows:
-    """Return each combination of values that the rows of a table have, with the first row that has it."""
-
-    def found() -> Rows:
-        table = trial.table(name)
-        if not sound(table, *columns):
-            return []
-        _, rows = np.unique(numbered([table], columns), return_index=True)
-        return list(zip(rows.tolist(), table.select(columns).take(pa.array(rows)).to_pylist(), strict=True))
-
-    return trial.kept(f"distinct {columns} of {name}", found)
-
-
 def ended_process(event: Mapping[str, Any]) -> str:
-    """Return the process that a process.exit is about, with its incarnation."""
-    incarnation = parsed(event["data"]).get("incarnation")
+    """Return the process that a process.exit with parsed data is about, with its incarnation."""
+    incarnation = event["data"].get("incarnation")
     return f"{event['subject']}-{incarnation}" if incarnation is not None else str(event["subject"])
-
-
-def changes(trial: Trial, kind: str, state: str) -> list[dict[str, Any]]:
-    """Return the events of a kind (`task.state`, `job.state`) that changed to a state."""
-    return [event for _, event in events(trial, kind) if parsed(event["data"]).get("to") == state]
-
-
-def deployments(trial: Trial) -> dict[Attempt, dict[str, Any]]:
-    """Map each attempt that was deployed to its event."""
-
-    def found() -> dict[Attempt, dict[str, Any]]:
-        return {attempt_of(e): e for e in changes(trial, "task.state", "DEPLOYING")}
-
-    return trial.kept("deployments", found)
-
-
-def waits_of(trial: Trial, *kinds: str) -> Rows:
-    """Return the waits of these kinds, or all."""
-    return [(row, r) for row, r in rows_of(trial, "waits") if not kinds or r["kind"] in kinds]
 
 
 def attempt_of(event: Row) -> Attempt:
@@ -272,24 +193,8 @@ def attempt_of(event: Row) -> Attempt:
 
 
 def taskmanager_of(event: Row) -> str:
-    """Return the TaskManager that an event names."""
-    return str(parsed(event["data"]).get("taskmanager"))
-
-
-def attempts_with(trial: Trial, *kinds: str) -> dict[Attempt, int]:
-    """Map each attempt of a task with an event of these kinds to the position of the last such event."""
-    return {attempt_of(e): row for row, e in events(trial, *kinds)}
-
-
-def attempts_that_waited(trial: Trial, kind: str) -> dict[Attempt, int]:
-    """Map each attempt of a task with a wait of this kind to the position of the last such wait."""
-    return {(r["who"], r["attempt"]): row for row, r in waits_of(trial, kind)}
-
-
-def happened(trial: Trial, process: str, t_ns: int, times: Iterable[int]) -> bool:
-    """Whether one of these times may be the moment that this process recorded as `t_ns`."""
-    allowed = tolerance_ns(trial, process, t_ns)
-    return any(abs(time - t_ns) <= allowed for time in times)
+    """Return the TaskManager that an event with parsed data names."""
+    return str(event["data"].get("taskmanager"))
 
 
 def vertex_of(task: str) -> str:

@@ -5,14 +5,13 @@ Each rule holds for every row that a process can write. It finds damage that lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import pyarrow.compute as pc
 
-from testbed_runtime.history.columns import events
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.contradictions.buffers import check_buffers
 from testbed_runtime.history.contradictions.channels import check_balance, check_samples
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
-from testbed_runtime.history.contradictions.clocks import check_clocks, has_one_clock
+from testbed_runtime.history.contradictions.clocks import check_clocks
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.contradictions.exchange import check_exchange
 from testbed_runtime.history.contradictions.executions import check_executions
@@ -21,42 +20,31 @@ from testbed_runtime.history.contradictions.frames import check_frames
 from testbed_runtime.history.contradictions.kinds import check_kinds
 from testbed_runtime.history.contradictions.pairs import check_pairs
 from testbed_runtime.history.contradictions.sequences import check_sequences
-from testbed_runtime.history.contradictions.waits import check_awaited, check_ended, check_waits
+from testbed_runtime.history.contradictions.waits import check_awaited, check_waits
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import Entry
 from testbed_runtime.history.numbers import counts_of
 from testbed_runtime.history.schema import Trial
 
+CHECKS = (
+    check_executions, check_checkpoints, check_counters_across, check_exchange, check_waits, check_balance, check_samples, check_faults,
+    check_kinds, check_frames, check_buffers, check_awaited, check_sequences, check_pairs, check_clocks,
+)  # fmt: skip
 
-def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+
+def check_across(trial: Trial, entry: Entry) -> list[Damage]:
     """Return the contradictions, at most one finding per rule. Times of several processes are compared if the
     processes share a clock. A rule is skipped if a table lacks a column that it needs: a trial that was read
     in parts keeps only some columns.
 
     Return nothing if rows are known to be missing. They explain any contradiction, and the trial is
     Inconclusive."""
-    one_clock = has_one_clock(trial)
-    found = [
-        *check_executions(trial, entry),
-        *check_checkpoints(trial, entry),
-        *check_counters_across(trial, entry),
-        *check_exchange(trial, entry),
-        *check_waits(trial, entry),
-        *check_balance(trial, entry),
-        *check_samples(trial, entry),
-        *check_faults(trial, entry, one_clock=one_clock),
-        *check_kinds(trial),
-        *check_frames(trial, one_clock=one_clock),
-        *check_buffers(trial),
-        *check_ended(trial),
-        *check_awaited(trial, entry),
-        *check_sequences(trial, entry, one_clock=one_clock),
-        *check_pairs(trial, entry, one_clock=one_clock),
-        *(check_clocks(trial) if one_clock else ()),
-    ]
+    checked = CheckedTrial(trial, entry)
+    found = [damage for check in CHECKS for damage in check(checked)]
     return [] if found and lacks_rows(trial) else found
 
 
 def lacks_rows(trial: Trial) -> bool:
     """Whether rows are known to be missing: a process shed them, or its numbers have gaps."""
-    shed = bool(events(trial, "history.shed"))
-    return shed or any(c["highest"] + 1 > c["distinct"] for c in counts_of(trial).to_pylist())
+    shed = pc.any(pc.equal(trial.table("events").column("kind"), "history.shed")).as_py()
+    return bool(shed) or any(c["highest"] + 1 > c["distinct"] for c in counts_of(trial).to_pylist())

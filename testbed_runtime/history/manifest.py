@@ -112,7 +112,7 @@ class _Run(Struct, frozen=True):
 
 
 def _damage(data: Mapping[str, Any]) -> str:
-    """Return the first field that is missing or has a type from which nothing can be read. Empty if there is none."""
+    """Return the first field that is missing or has a type that cannot be read. Empty if all fields are sound."""
     try:
         found = msgspec.convert(data, _Run)
     except msgspec.ValidationError as error:

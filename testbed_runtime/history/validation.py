@@ -40,6 +40,7 @@ from testbed_runtime.history.columns import (
     distinct,
     filled_buckets,
     first_true,
+    has_one_clock,
     ints,
     numbered,
     parsed,
@@ -48,19 +49,12 @@ from testbed_runtime.history.columns import (
     vertex_of,
 )
 from testbed_runtime.history.contradictions.channels import check_credit
-from testbed_runtime.history.contradictions.clocks import has_one_clock
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across, lacks_rows
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.digests import Block, changed, recounted
 from testbed_runtime.history.manifest import tasks_of, vertices
-from testbed_runtime.history.schema import (
-    EVENT_KINDS,
-    LATENCY_BOUNDS_NS,
-    TABLES,
-    Trial,
-    arrow_schema,
-)
+from testbed_runtime.history.schema import EVENT_KINDS, LATENCY_BOUNDS_NS, TABLES, Trial, arrow_schema
 
 BEFORE_NS = 1800 * NS
 """Rows may precede the trial's first phase by this much: processes start, images are pulled."""
@@ -327,11 +321,10 @@ def _waits(table: pa.Table) -> Iterator[Damage]:
     again = np.ones(len(table), dtype=np.bool_)
     again[np.unique(numbered([table], ["wait"]), return_index=True)[1]] = False
     yield from _first("waits", table, "wait", again, "is {!r}, which another wait has too")
-    numbers = table.append_column("row", pa.array(np.arange(len(table))))
-    for r in numbers.group_by(["kind", "option"]).aggregate([("row", "min")]).to_pylist():
+    for row, r in distinct(table, "kind", "option"):
         kind, option = r["kind"], r["option"]
         if option and kind in KINDS and not KINDS[kind].may_be_limited_by(option):
-            yield Damage("waits", "option", r["row_min"], f"is {option[:60]!r}, which limits no {kind} wait")
+            yield Damage("waits", "option", row, f"is {option[:60]!r}, which limits no {kind} wait")
 
 
 def _faults(table: pa.Table) -> Iterator[Damage]:
@@ -489,47 +482,38 @@ def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
                 f"is {abs(off):.0f} s {where}: the clock of {process} (boot id {boot}) is not comparable"
             )
             found.append(Damage(name, "t_ns", row, problem))
+    rules = [_tasks(trial, entry), _roles(trial, entry)]
     # records that were in flight in a checkpoint of another run are older than the trial
-    restored = Options(entry.get("configuration") or {}).text(STATE_RECOVERY)
-    lags = [] if restored else _check_lags(trial, last - first)
-    return found + lags + _check_names(trial, entry)
+    if not Options(entry.get("configuration") or {}).text(STATE_RECOVERY):
+        rules.insert(0, _lags(trial, last - first))
+    return found + first_of_each(*rules)
 
 
-def _check_lags(trial: Trial, longest: int) -> list[Damage]:
-    """Return lags that are longer than the trial."""
+def _lags(trial: Trial, longest: int) -> Iterator[Damage]:
+    """Yield lags that are longer than the trial."""
     table = trial.table("tasks")
-    if not len(table) or "lag_ns" not in table.column_names or table.column("lag_ns").null_count:
-        return []
-    lag = ints(table, "lag_ns")
-    return [
-        Damage("tasks", "lag_ns", row, f"is {lag[row] / NS:g} s, which is longer than the trial")
-        for row in first_true(lag > longest)
-    ]
+    if sound(table, "lag_ns"):
+        lag = ints(table, "lag_ns")
+        problem = "is {1:g} s, which is longer than the trial"
+        yield from _first("tasks", table, "lag_ns", lag > longest, problem, lag / NS)
 
 
-def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return the first sample of a task that the job in the manifest does not have."""
-    table, known = trial.table("tasks"), tasks_of(entry)
-    if not len(table) or not known or table.column("task").null_count:
-        return []
-    names = table.column("task").combine_chunks().dictionary_encode()
-    for code, task in enumerate(names.dictionary.to_pylist()):
-        # the head of an iteration has it
-        if task not in known and not vertex_of(task).endswith(SYNC_SUFFIX):
-            (row,) = first_true(pc.equal(names.indices, code))
-            return [Damage("tasks", "task", row, f"is {task[:60]!r}, which the job does not have")]
-    named = pc.replace_substring_regex(table.column("task"), r"-\d+$", "")
-    for row in first_true(pc.not_equal(named, table.column("vertex"))):
-        vertex, task = (table.column(c)[row].as_py() for c in ("vertex", "task"))
-        return [Damage("tasks", "vertex", row, f"is {vertex[:60]!r}, but the task is {task}")]
-    return _check_roles(trial, entry)
+def _tasks(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield samples of a task that the job in the manifest does not have, and samples with another vertex than that of their task."""
+    known, found = tasks_of(entry), distinct(trial.table("tasks"), "task", "vertex")
+    for row, r in found if known else ():
+        # the head of an iteration has a synchronisation task
+        if r["task"] not in known and not vertex_of(r["task"]).endswith(SYNC_SUFFIX):
+            yield Damage("tasks", "task", row, f"is {r['task'][:60]!r}, which the job does not have")
+    for row, r in found if known else ():
+        if r["vertex"] != vertex_of(r["task"]):
+            yield Damage("tasks", "vertex", row, f"is {r['vertex'][:60]!r}, but the task is {r['task']}")
 
 
-def _check_roles(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return the first sample of a task in another role than that of its vertex in the manifest."""
+def _roles(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield samples of a task in another role than that of its vertex in the manifest."""
     roles = {v["name"]: v["role"] for v in vertices(entry) if v.get("role")}
-    for row, r in distinct(trial, "tasks", "vertex", "role"):
+    for row, r in distinct(trial.table("tasks"), "vertex", "role"):
         if r["role"] != roles.get(r["vertex"], r["role"]):
             problem = f"is {r['role'][:60]!r}, but {r['vertex']} is a {roles[r['vertex']]} (manifest)"
-            return [Damage("tasks", "role", row, problem)]
-    return []
+            yield Damage("tasks", "role", row, problem)

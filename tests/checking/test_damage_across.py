@@ -11,7 +11,7 @@ import pytest
 
 from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.evaluation.splits import check_assembled
-from testbed_runtime.history.columns import places_of
+from testbed_runtime.history.columns import places
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.counters import check_counters_across
@@ -23,6 +23,7 @@ from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial, arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
 from tests.checking.recorded import DOCUMENT, Recorded, Row, record, recorded
+from tests.checking.written import checked
 from tests.ordered import in_order
 
 NS = 1_000_000_000
@@ -83,21 +84,21 @@ def sources(history: Any, *, attempt: int) -> Trial:
 
 def test_an_attempt_that_reported_no_end_may_have_emitted_more(history: Any):
     """A source ended with a drain, the drain failed, and its next attempt was killed later."""
-    (found,) = check_counters_across(sources(history, attempt=1), history.entry())
+    (found,) = check_counters_across(checked(sources(history, attempt=1), history.entry()))
     assert (found.table, found.column) == ("tasks", "records_out")
-    assert check_counters_across(sources(history, attempt=2), history.entry()) == []
+    assert check_counters_across(checked(sources(history, attempt=2), history.entry())) == []
 
 
 def test_the_places_of_a_combination_are_all_its_rows_in_order():
     """Rules look up the rows of a task instead of comparing every row with it. An empty table has none."""
     table = pa.table({"task": ["b", "a", "b", "a", "b"], "attempt": [0, 0, 1, 0, 0]})
-    found = places_of(Trial("r", "t", {"tasks": table}), "tasks", "task", "attempt")
+    found = places(table, "task", "attempt")
     assert {key: rows.tolist() for key, rows in found.items()} == {
         ("b", 0): [0, 4],
         ("b", 1): [2],
         ("a", 0): [1, 3],
     }
-    assert places_of(Trial("r", "t", {}), "tasks", "task") == {}
+    assert places(Trial("r", "t", {}).table("tasks"), "task") == {}
 
 
 def test_a_task_acknowledges_a_checkpoint_once(history: Any):
@@ -114,7 +115,7 @@ def test_a_task_acknowledges_a_checkpoint_once(history: Any):
             task="sink-0",
             duration_ns=NS // 10,
         )
-    (found,) = check_checkpoints(record.trial(), history.entry())
+    (found,) = check_checkpoints(checked(record.trial(), history.entry()))
     assert str(found).endswith("is sink-0, which had acknowledged checkpoint 3")
     again = history.empty()
     for t in (10.0, 11.0):
@@ -128,7 +129,7 @@ def test_a_task_acknowledges_a_checkpoint_once(history: Any):
             task="sink-0",
             duration_ns=NS // 10,
         )
-    assert check_checkpoints(again.trial(), history.entry()) == []
+    assert check_checkpoints(checked(again.trial(), history.entry())) == []
 
 
 def killed(boot_id: str) -> Recorded:
@@ -159,11 +160,11 @@ def test_attempts_are_compared_only_if_one_jobmanager_recorded_the_job_to_its_en
     moved = recorded().changed("delivery", lambda row: row | {"attempt": row["attempt"] + 1})
     assert ("delivery", "attempt") in moved.columns()
     unknown = moved.changed("events", lambda row: None if row["kind"] == "job.state" else row)
-    assert check_executions(unknown.trial, unknown.entry) == []
+    assert check_executions(checked(unknown.trial, unknown.entry)) == []
     another = moved.changed(
         "events", lambda row: row | {"process": "jobmanager-2"} if row["kind"] == "job.state" else row
     )
-    assert check_executions(another.trial, another.entry) == []
+    assert check_executions(checked(another.trial, another.entry)) == []
 
 
 def test_one_sample_of_a_source_that_was_paused_while_it_waited_may_have_no_lag():
@@ -363,7 +364,7 @@ def test_a_wait_that_its_option_decided_lasted_as_long_as_that_says(
     trial = Trial(
         "", "", {**history.trial.tables, "waits": pa.Table.from_pylist([short], schema=arrow_schema("waits"))}
     )
-    found = [d for d in check_waits(trial, entry) if d.column != "t_ns"]
+    found = [d for d in check_waits(checked(trial, entry)) if d.column != "t_ns"]
     assert (found != []) is is_damaged
     assert all("let it wait for" in d.problem for d in found)
 
@@ -385,6 +386,7 @@ def test_a_fault_is_compared_with_its_entry_in_the_manifest(changes: Row, found:
     history = recorded()
     fault = history.entry["faults"][0] | changes
     problems = [
-        str(d) for d in check_faults(history.trial, {**history.entry, "faults": [fault]}, one_clock=True)
+        str(d)
+        for d in check_faults(checked(history.trial, {**history.entry, "faults": [fault]}, one_clock=True))
     ]
     assert any(found in p for p in problems) if found else problems == []

@@ -11,7 +11,7 @@ from testbed_runtime.history.contradictions.channels import (
     check_credit,
     check_samples,
 )
-from tests.checking.written import Written, sample, state, texts, wait, wrote
+from tests.checking.written import Written, checked, sample, state, texts, wait, wrote
 
 Row = dict[str, Any]
 UNLIMITED = 2**31 - 1
@@ -66,17 +66,19 @@ def test_credit_is_what_was_announced_and_not_used(row: Written, inexact: str, e
     trial = wrote(channel(credit=4, announced=10, used=6), row)
     found = texts(check_credit(trial.table("channels")))
     assert found == ([inexact] if inexact else [])
-    assert texts(check_balance(trial, {})) == (found if exact == "same" else [exact] if exact else [])
-    assert texts(check_balance(wrote(row), {})) == [
-        text.replace("row 1", "row 0") for text in texts(check_balance(trial, {}))
+    assert texts(check_balance(checked(trial, {}))) == (
+        found if exact == "same" else [exact] if exact else []
+    )
+    assert texts(check_balance(checked(wrote(row), {}))) == [
+        text.replace("row 1", "row 0") for text in texts(check_balance(checked(trial, {})))
     ]
     assert texts(check_credit(wrote(row).table("channels"))) == [
         text.replace("row 1", "row 0") for text in found
     ]
     few = {"configuration": {"taskmanager.network.memory.buffers-per-channel": "0"}}
-    assert check_balance(trial, few) == []
+    assert check_balance(checked(trial, few)) == []
     one = {"configuration": {"taskmanager.network.memory.buffers-per-channel": "1"}}
-    assert texts(check_balance(trial, one)) == texts(check_balance(trial, {}))
+    assert texts(check_balance(checked(trial, one))) == texts(check_balance(checked(trial, {})))
 
 
 SAMPLE = {"credit": 1, "announced": 9, "used": 8, "backlog": 2, "queued": 3, "floating": 4, "exclusive": 5}
@@ -90,15 +92,15 @@ def test_a_sample_differs_from_the_one_before(changed: str):
     second = channel(**SAMPLE | ({changed: 6} if changed else {}))
     trial = wrote(TO_B, wait("slot"), channel(**SAMPLE), *others, second)
     repeated = "channels.parquet, column seq, row 5: is of a sample of a-0 with b-0 that repeats the one before: they are taken on a change"
-    assert texts(check_samples(trial, {})) == ([] if changed else [repeated])
-    assert check_samples(wrote(TO_B, channel(**SAMPLE), second), {}) == []
-    assert check_samples(wrote(wait("slot"), channel(**SAMPLE), second), {}) == []
+    assert texts(check_samples(checked(trial, {}))) == ([] if changed else [repeated])
+    assert check_samples(checked(wrote(TO_B, channel(**SAMPLE), second), {})) == []
+    assert check_samples(checked(wrote(wait("slot"), channel(**SAMPLE), second), {})) == []
 
 
 def test_the_first_of_several_repeated_samples_is_named():
     """It is the first row of the file that repeats one."""
     rows = [channel(**SAMPLE, peer="b-9"), *(channel(**SAMPLE, peer=p) for p in ("b-1", "b-0", "b-0", "b-1"))]
-    (found,) = check_samples(wrote(TO_B, wait("slot"), *rows), {})
+    (found,) = check_samples(checked(wrote(TO_B, wait("slot"), *rows), {}))
     assert found.row == 3
 
 
@@ -121,7 +123,7 @@ def test_a_channel_is_local_where_its_peer_was_deployed(
     """A peer that was deployed to several may be at any of them. A peer that was not deployed is at none."""
     deployed = [state("b-0", "SCHEDULED", "DEPLOYING", attempt=n, on=tm) for n, tm in enumerate(places)]
     rows = [channel(peer="c-0", local=True), channel(peer="c-1"), channel(process=process, local=local)]
-    found = texts(check_samples(wrote(*deployed, wait("slot"), *rows), {}))
+    found = texts(check_samples(checked(wrote(*deployed, wait("slot"), *rows), {})))
     there = ", ".join(sorted(places))
     problem = f"channels.parquet, column local, row 2: is {local} in {process}, but b-0 was deployed to {there} (task.state in events)"
     assert found == ([problem] if is_damaged else [])
@@ -154,15 +156,15 @@ def test_both_ends_of_a_channel_are_sampled(rows: int, seconds: float, ran: int,
     peer, other = ("a-0", "producer") if side == "consumer" else ("b-0", "consumer")
     problem = f"channels.parquet, column side: is never {other!r} for {peer}, of whose channel {task} recorded 20 samples ({side})"
     if not more.get("local"):
-        assert texts(check_samples(trial, {"job": JOB})) == ([problem] if is_damaged else [])
+        assert texts(check_samples(checked(trial, {"job": JOB}))) == ([problem] if is_damaged else [])
     both = wrote(TO_B, wait("slot"), *samples, *ends, channel(other, task=peer, peer=task))
     large = {**JOB, "vertices": [{"name": "a", "parallelism": 128}, {"name": "b", "parallelism": 1}]}
     files = {**JOB, "edges": [{"from": "a", "to": "b", "result": "blocking"}]}
     assert all(
         "is never" not in str(d)
         for found in (
-            check_samples(both, {"job": JOB}),
-            *(check_samples(trial, {"job": job}) for job in (large, files)),
+            check_samples(checked(both, {"job": JOB})),
+            *(check_samples(checked(trial, {"job": job})) for job in (large, files)),
         )
         for d in found
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
-from tests.checking.written import JM, NS, Row, Written, edited, job, state, texts, wait, wrote
+from tests.checking.written import JM, NS, Row, Written, checked, edited, job, state, texts, wait, wrote
 
 MS = NS // 1000
 
@@ -53,7 +53,7 @@ HEALTHY: list[Written] = [
 
 
 def found(changes: dict[int, Any], entry: Row = ENTRY) -> list[str]:
-    return [text.removeprefix("checkpoints.parquet, column ") for text in texts(check_checkpoints(edited(HEALTHY, changes), entry))]  # fmt: skip
+    return [text.removeprefix("checkpoints.parquet, column ") for text in texts(check_checkpoints(checked(edited(HEALTHY, changes), entry)))]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_durations_of_most_checkpoints_are_exact_to_two_milliseconds(
     off_ns: tuple[int, ...], expected: str
 ):
     """A process that is interrupted between two readings of its clock makes one checkpoint look longer or shorter."""
-    said = texts(check_checkpoints(edited(durations(*off_ns), {}), {}))
+    said = texts(check_checkpoints(checked(edited(durations(*off_ns), {}), {})))
     text = f"checkpoints.parquet, column duration_ns, {expected}, and most are not the time since it was triggered"
     assert said == ([text] if expected else [])
 
@@ -303,7 +303,7 @@ def test_a_wait_for_a_checkpoint_is_as_long_as_that(changes: dict[int, Any], exp
 def test_one_finding_of_each_rule_is_enough():
     """A hundred checkpoints with the same damage say no more."""
     assert found({3: {"persisted_bytes": 11}, 4: {"persisted_bytes": 21}}) == ["persisted_bytes, row 1: is 11, more than state_bytes"]  # fmt: skip
-    assert check_checkpoints(wrote(*HEALTHY[:2]), ENTRY) == []
+    assert check_checkpoints(checked(wrote(*HEALTHY[:2]), ENTRY)) == []
 
 
 END = "state, row {}: has no end of checkpoint {}, for which JobMaster waited: {} (waits)"

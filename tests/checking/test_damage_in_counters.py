@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.history.contradictions.clocks import check_clocks, has_one_clock
+from testbed_runtime.history.columns import has_one_clock
+from testbed_runtime.history.contradictions.clocks import check_clocks
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
-from tests.checking.written import NS, Row, Written, event, sample, state, texts, wait, wrote
+from tests.checking.written import NS, Row, Written, checked, event, sample, state, texts, wait, wrote
 
 MS = NS // 1000
 BUCKETS = len(LATENCY_BOUNDS_NS) + 1
@@ -17,7 +18,7 @@ BUCKETS = len(LATENCY_BOUNDS_NS) + 1
 
 def found(*rows: Written, **entry: Any) -> list[str]:
     prefix = "tasks.parquet, column "
-    return [text.removeprefix(prefix) for text in texts(check_counters_across(wrote(*rows), entry))]
+    return [text.removeprefix(prefix) for text in texts(check_counters_across(checked(wrote(*rows), entry)))]
 
 
 def spending(*seconds: tuple[float, float, float], task: str = "a-0") -> list[Written]:
@@ -334,7 +335,7 @@ def test_a_first_record_is_not_later_than_every_record_of_its_window():
 
 
 def one_clock(*rows: Written) -> list[str]:
-    return texts(check_clocks(wrote(*rows)))
+    return texts(check_clocks(checked(wrote(*rows))))
 
 
 @pytest.mark.parametrize(
@@ -416,4 +417,4 @@ def test_rows_of_one_boot_id_share_a_clock():
 
 def test_a_trial_without_samples_has_no_counters():
     """Nothing ran."""
-    assert check_counters_across(wrote(event("note")), {}) == []
+    assert check_counters_across(checked(wrote(event("note")), {})) == []

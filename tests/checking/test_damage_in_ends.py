@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from testbed_runtime.history.contradictions.buffers import check_buffers
-from testbed_runtime.history.contradictions.waits import check_awaited, check_ended
+from testbed_runtime.history.contradictions.waits import check_awaited
 from testbed_runtime.history.crosschecks import check_across
-from tests.checking.written import JM, Row, Written, edited, event, job, state, texts, wait, wrote
+from tests.checking.written import JM, Row, Written, checked, edited, event, job, state, texts, wait, wrote
 
 TM, NEXT = "tm-0-1", "tm-0-2"
 LEADERSHIP = event("leadership", JM, granted=True, leader="l")
@@ -44,13 +44,13 @@ ENTRY: Row = {
 
 
 def ended(changes: dict[int, Any]) -> list[str]:
-    return texts(check_ended(edited(RECORDED, changes)))
+    return texts(check_awaited(checked(edited(RECORDED, changes))))
 
 
 def awaited(changes: dict[int, Any], entry: Row = ENTRY) -> list[str]:
     return [
         t.removeprefix("waits.parquet, column ")
-        for t in texts(check_awaited(edited(RECORDED, changes), entry))
+        for t in texts(check_awaited(checked(edited(RECORDED, changes), entry)))
     ]
 
 
@@ -90,8 +90,8 @@ def test_an_event_that_follows_from_the_end_of_a_wait_has_that_wait(
 
 def test_without_waits_nothing_follows_from_them():
     """A trial that was read in parts keeps only some tables."""
-    assert texts(check_buffers(wrote())) == []
-    assert texts(check_ended(wrote(*(r for r in RECORDED if r[0] == "events")))) == []
+    assert texts(check_buffers(checked(wrote()))) == []
+    assert texts(check_awaited(checked(wrote(*(r for r in RECORDED if r[0] == "events"))))) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,9 @@ def buffers(*, used: Any = 5, total: Any = 100, **changes: Any) -> list[str]:
         event("network.buffers", TM, process=TM, used=used, total=total),
         event("network.pools", TM, process=TM, **pools),
     ]
-    return [t.removeprefix("events.parquet, column data, ") for t in texts(check_buffers(wrote(*rows)))]
+    return [
+        t.removeprefix("events.parquet, column data, ") for t in texts(check_buffers(checked(wrote(*rows))))
+    ]
 
 
 OF_POOL = "of the pool of b-0 (in, a)"
@@ -166,7 +168,7 @@ def test_a_task_is_back_pressured_in_at_most_all_samples(pressed: int, is_damage
     """A round has 100."""
     rows = [event("backpressure.sampled", "b-0", attempt=0, process=TM, samples=100, backpressured=pressed)]
     problem = f"events.parquet, column data, row 0: of backpressure.sampled has {pressed} as backpressured, of 100 samples"
-    assert texts(check_buffers(wrote(*rows))) == ([problem] if is_damaged else [])
+    assert texts(check_buffers(checked(wrote(*rows)))) == ([problem] if is_damaged else [])
 
 
 @pytest.mark.parametrize("value", [[], None], ids=repr)

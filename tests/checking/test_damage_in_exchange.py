@@ -12,6 +12,7 @@ from tests.checking.written import (
     JM,
     Row,
     Written,
+    checked,
     edited,
     event,
     job,
@@ -55,7 +56,7 @@ OPEN: dict[int, Any] = {5: None, 6: None, 7: None, 8: None, 9: None}
 
 
 def found(changes: dict[int, Any], entry: Row = ENTRY) -> list[str]:
-    return texts(check_exchange(edited(HEALTHY, changes), entry))
+    return texts(check_exchange(checked(edited(HEALTHY, changes), entry)))
 
 
 def entry_of(*vertices: Row, edges: Any = (EDGE,), **more: Any) -> Row:
@@ -203,7 +204,7 @@ def test_the_bytes_of_a_vertex_are_shared_by_its_edges(change: Row, expected: li
     names = [{"name": n, "parallelism": 2 if n == "c" else 1, "kind": "map"} for n in "acbd"]
     edges = [{"from": s, "to": t} for s, t in ("ab", "cb", "cd")]
     entry = {"job": {"vertices": names, "edges": edges}}
-    assert texts(check_exchange(edited(several(), {3: change}), entry)) == expected
+    assert texts(check_exchange(checked(edited(several(), {3: change}), entry))) == expected
 
 
 WEIGHT = "delivery.parquet, column weight: adds up to {} for b-0, which received 500 records and finished (records_in in tasks)"
@@ -251,7 +252,7 @@ def test_commits_that_were_not_read_are_not_missed():
     """A trial that is read in parts has some tables only."""
     trial = edited(HEALTHY, {5: None, 6: None})
     tables = {name: table for name, table in trial.tables.items() if name != "delivery"}
-    assert check_exchange(Trial("r", "t", tables), ENTRY) == []
+    assert check_exchange(checked(Trial("r", "t", tables), ENTRY)) == []
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_a_job_with_an_unknown_vertex_is_not_compared():
     assert found(damaged) != []
     assert found(damaged, entry_of(VERTICES[0] | {"kind": None}, VERTICES[1])) == []
     assert found(damaged, {}) == []
-    assert check_exchange(wrote(*HEALTHY[4:]), ENTRY) == []
+    assert check_exchange(checked(wrote(*HEALTHY[4:]), ENTRY)) == []
 
 
 @pytest.mark.parametrize("kind", ["iteration", "synchronization"])

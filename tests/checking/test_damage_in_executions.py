@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 
 from testbed_runtime.history.contradictions.executions import check_executions
-from tests.checking.written import JM, Row, Written, edited, event, job, sample, state, texts, wait, wrote
+from tests.checking.written import (
+    JM,
+    Row,
+    Written,
+    checked,
+    edited,
+    event,
+    job,
+    sample,
+    state,
+    texts,
+    wait,
+    wrote,
+)
 
 TM = "tm-0-1"
 FAILURE = event("failover.failure", "1", 4, restarted=True)
@@ -37,7 +50,7 @@ ENTRY = {"job": {"vertices": [{"name": "a", "parallelism": 2}]}}
 
 
 def found(changes: dict[int, Any]) -> list[str]:
-    return texts(check_executions(edited(HEALTHY, changes), ENTRY))
+    return texts(check_executions(checked(edited(HEALTHY, changes), ENTRY)))
 
 
 def test_attempts_that_were_deployed_and_restarted_have_no_finding():
@@ -225,4 +238,4 @@ def test_a_heartbeat_that_expired_lost_its_taskmanager(lost: Row, heartbeat: Row
 
 def test_a_history_without_states_is_not_compared():
     """Nothing is known about its attempts."""
-    assert check_executions(wrote(sample("a-0", attempt=7), job("FINISHED")), ENTRY) == []
+    assert check_executions(checked(wrote(sample("a-0", attempt=7), job("FINISHED")), ENTRY)) == []

@@ -9,7 +9,7 @@ import pytest
 from testbed_runtime.core.faults.links import channel_id
 from testbed_runtime.history.contradictions.frames import COUNTED_CHANNELS, TAPPED_MIN, check_frames
 from tests.checking.recorded import recorded
-from tests.checking.written import Row, Written, edited, texts, wrote
+from tests.checking.written import Row, Written, checked, edited, texts, wrote
 
 ONE, TWO = (channel_id(1, bytes([n]) * 12).hex() for n in (1, 2))
 """Two channels of tm-1, which receives their buffers from tm-0."""
@@ -51,7 +51,7 @@ HEALTHY = [
 def found(changes: dict[int, Any]) -> list[str]:
     return [
         t.removeprefix("frames.parquet, column ")
-        for t in texts(check_frames(edited(HEALTHY, changes), one_clock=True))
+        for t in texts(check_frames(checked(edited(HEALTHY, changes), one_clock=True)))
     ]
 
 
@@ -107,25 +107,25 @@ def test_a_process_with_many_channels_may_count_the_frames_of_one_anew(number: i
     """Sequence numbers are of the channel itself, and go on."""
     ids = [channel_id(1, n.to_bytes(12, "big")).hex() for n in range(number)]
     first = [frame("backlog", 3, channel=one) for one in ids]
-    again = texts(check_frames(wrote(*first, frame("backlog", 3, channel=ids[0])), one_clock=True))
+    again = texts(check_frames(checked(wrote(*first, frame("backlog", 3, channel=ids[0])), one_clock=True)))
     assert bool(again) == is_damaged
     buffers = [*first, *(frame("buffer", 3, channel=ids[0], size=1) for _ in range(2))]
-    assert len(texts(check_frames(wrote(*buffers), one_clock=True))) == 1
+    assert len(texts(check_frames(checked(wrote(*buffers), one_clock=True)))) == 1
 
 
 def test_frames_of_a_trial_that_was_read_in_parts_are_not_judged():
     """Nor are there any in a job on one TaskManager."""
     trial = edited(HEALTHY, {5: {"number": 0}})
     parts = {**trial.tables, "frames": trial.table("frames").drop_columns(["channel"])}
-    assert check_frames(type(trial)(trial.run, trial.trial, parts), one_clock=True) == []
-    assert check_frames(wrote(), one_clock=True) == []
+    assert check_frames(checked(type(trial)(trial.run, trial.trial, parts), one_clock=True)) == []
+    assert check_frames(checked(wrote(), one_clock=True)) == []
 
 
 def test_the_channels_of_a_recorded_history_name_their_consumers():
     """Otherwise no frame would be compared with its link."""
     frames: list[Row] = recorded().trial.table("frames").to_pylist()
     assert {r["channel"][:4] for r in frames if r["frame_class"] == "buffer"} == {"4847"}
-    assert check_frames(recorded().trial, one_clock=True) == []
+    assert check_frames(checked(recorded().trial, one_clock=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_frame_is_received_after_it_was_sent(received: float, one_clock: bool,
         "frames.parquet, column t_ns, row 2: is 0.060 s before the frame was sent on tm-0->tm-1: the clock of tm-1-1, or that of the "
         "sender, is not comparable"
     )
-    found = [t for t in texts(check_frames(trial, one_clock=one_clock)) if "column t_ns" in t]
+    found = [t for t in texts(check_frames(checked(trial, one_clock=one_clock))) if "column t_ns" in t]
     assert found == ([problem] if is_damaged else [])
 
 
@@ -149,4 +149,4 @@ def test_frames_are_recorded_at_both_ends(more: int, is_damaged: bool):
     """A few frames may all be lost on their way."""
     rows = [frame("buffer", n) for n in range(TAPPED_MIN + more)]
     problem = "frames.parquet, column side: is 'sent' in all 1000 rows: no frame was received"
-    assert texts(check_frames(wrote(*rows), one_clock=True)) == ([problem] if is_damaged else [])
+    assert texts(check_frames(checked(wrote(*rows), one_clock=True))) == ([problem] if is_damaged else [])

@@ -14,6 +14,7 @@ from tests.checking.written import (
     NS,
     Row,
     Written,
+    checked,
     edited,
     event,
     job,
@@ -70,7 +71,7 @@ ENDED = event("process.exit", "tm-0", process="runner", incarnation=1, signal=""
 
 
 def found(changes: dict[int, Any], entry: Row = ENTRY, *, one_clock: bool = True) -> list[str]:
-    return texts(check_pairs(edited(HEALTHY, changes), entry, one_clock=one_clock))
+    return texts(check_pairs(checked(edited(HEALTHY, changes), entry, one_clock=one_clock)))
 
 
 def lacks(table: str, problem: str) -> list[str]:
@@ -144,7 +145,7 @@ def test_a_table_that_was_not_read_is_not_missed():
     trial = edited(HEALTHY, {21: None, 22: None, 23: None, 24: None})
     for name in ("tasks", "checkpoints"):
         tables = {n: t for n, t in trial.tables.items() if n != name}
-        assert empty(name) not in texts(check_pairs(Trial("r", "t", tables), ENTRY, one_clock=True))
+        assert empty(name) not in texts(check_pairs(checked(Trial("r", "t", tables), ENTRY, one_clock=True)))
 
 
 VALUES: dict[type, tuple[Any, Any]] = {
@@ -169,7 +170,7 @@ def test_the_data_of_an_event_has_what_its_kind_has(kind: str, name: str):
         prefix = f"events.parquet, column data, row 2: of {kind} has "
         return [
             t.removeprefix(prefix)
-            for t in texts(check_pairs(trial, {}, one_clock=True))
+            for t in texts(check_pairs(checked(trial, {}, one_clock=True)))
             if "column data" in t
         ]
 
@@ -195,7 +196,7 @@ def test_one_event_without_its_data_is_named():
     assert found(broken | waits, {}) == [
         "waits.parquet, column seq: has no rows, but tasks ran, finished or waited for them (events, waits)"
     ]
-    assert check_pairs(wrote(HEALTHY[2], HEALTHY[18]), {}, one_clock=True) == []
+    assert check_pairs(checked(wrote(HEALTHY[2], HEALTHY[18]), {}, one_clock=True)) == []
 
 
 NOT_RECORDED: dict[int, Any] = {29: [job("FINISHED", 9), event("leadership", JM, granted=True, leader="l")]}

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from testbed_runtime.history.contradictions.clocks import has_one_clock
+from testbed_runtime.history.columns import has_one_clock
 from testbed_runtime.history.schema import TABLES
 from tests.checking.recorded import DOCUMENT, NODES, TIMES, WALL_S, Recorded, Row, record_in_pods, spread
 from tests.checking.test_damage_across import OTHERS

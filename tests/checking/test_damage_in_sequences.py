@@ -13,13 +13,26 @@ from testbed_runtime.history.contradictions.sequences import BEFORE, MAY_REPEAT,
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import LATENCY_WINDOW_NS, Trial, arrow_schema
-from tests.checking.written import JM, NS, Row, Written, event, job, sample, state, texts, wait, wrote
+from tests.checking.written import (
+    JM,
+    NS,
+    Row,
+    Written,
+    checked,
+    event,
+    job,
+    sample,
+    state,
+    texts,
+    wait,
+    wrote,
+)
 
 TM = "tm-0-1"
 
 
 def sequences(*rows: Written, one_clock: bool = True, **entry: Any) -> list[str]:
-    return texts(check_sequences(wrote(*rows), entry, one_clock=one_clock))
+    return texts(check_sequences(checked(wrote(*rows), entry, one_clock=one_clock)))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +179,7 @@ def test_windows_follow_each_other(rows: list[Written], expected: str):
 
 
 def kinds(*rows: Written) -> list[str]:
-    return texts(check_kinds(wrote(*rows)))
+    return texts(check_kinds(checked(wrote(*rows))))
 
 
 def point(what: str, **more: Any) -> Written:

@@ -10,10 +10,23 @@ import pytest
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.pairs import check_pairs
-from testbed_runtime.history.contradictions.waits import check_ended, check_waits
+from testbed_runtime.history.contradictions.waits import check_awaited, check_waits
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
-from tests.checking.written import JM, NS, Row, Written, edited, event, job, state, texts, wait, wrote
+from tests.checking.written import (
+    JM,
+    NS,
+    Row,
+    Written,
+    checked,
+    edited,
+    event,
+    job,
+    state,
+    texts,
+    wait,
+    wrote,
+)
 
 TM = "tm-0-1"
 CAUSE = {"cause_class": "E", "detector": "JobMaster", "wait": "heartbeat"}
@@ -30,7 +43,7 @@ HEALTHY: list[Written] = [
 
 
 def found(changes: dict[int, Any]) -> list[str]:
-    return texts(check_pairs(edited(HEALTHY, changes), {}, one_clock=True))
+    return texts(check_pairs(checked(edited(HEALTHY, changes), {}, one_clock=True)))
 
 
 def lacks(table: str, what: str) -> list[str]:
@@ -108,15 +121,15 @@ def checkpoint(*times: float, lasted: float = 1, waited: tuple[float, float] = (
 @pytest.mark.parametrize(
     ("check", "rows", "problem"),
     [
-        (lambda t: check_waits(t, {}), [event("note", t=1), wait("slot", t=5), event("note", t=2)], "wrote next"),
-        (lambda t: check_waits(t, {}), [event("note", t=4), wait("slot", t=1)], "wrote before it"),
-        (check_ended, LOST, "has no heartbeat that ended"),
-        (lambda t: check_executions(t, {}), LOST, "did not lose tm-1-1 then"),
-        (lambda t: check_pairs(t, {}, one_clock=True), LOST, "is not the end of a heartbeat"),
-        (lambda t: check_pairs(t, {}, one_clock=True), RESTARTED, "has no cancellation that restart 1 ended"),
-        (lambda t: check_checkpoints(t, {}), checkpoint(1, 2, lasted=4), "passed since checkpoint 1 was triggered"),
-        (lambda t: check_checkpoints(t, {}), checkpoint(4, 5, waited=(1, 5)), "at which it was triggered"),
-        (lambda t: check_checkpoints(t, {}), checkpoint(1, 2, waited=(1, 5)), "at which it was failed"),
+        (lambda t: check_waits(checked(t, {})), [event("note", t=1), wait("slot", t=5), event("note", t=2)], "wrote next"),
+        (lambda t: check_waits(checked(t, {})), [event("note", t=4), wait("slot", t=1)], "wrote before it"),
+        (lambda t: check_awaited(checked(t, {})), LOST, "has no heartbeat that ended"),
+        (lambda t: check_executions(checked(t, {})), LOST, "did not lose tm-1-1 then"),
+        (lambda t: check_pairs(checked(t, {}, one_clock=True)), LOST, "is not the end of a heartbeat"),
+        (lambda t: check_pairs(checked(t, {}, one_clock=True)), RESTARTED, "has no cancellation that restart 1 ended"),
+        (lambda t: check_checkpoints(checked(t, {})), checkpoint(1, 2, lasted=4), "passed since checkpoint 1 was triggered"),
+        (lambda t: check_checkpoints(checked(t, {})), checkpoint(4, 5, waited=(1, 5)), "at which it was triggered"),
+        (lambda t: check_checkpoints(checked(t, {})), checkpoint(1, 2, waited=(1, 5)), "at which it was failed"),
     ],
 )  # fmt: skip
 def test_a_process_may_stall_between_two_times_of_one_moment(

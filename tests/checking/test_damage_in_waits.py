@@ -9,7 +9,21 @@ import pytest
 
 from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.waits import check_waits
-from tests.checking.written import JM, NS, Row, Written, at, event, job, sample, state, texts, wait, wrote
+from tests.checking.written import (
+    JM,
+    NS,
+    Row,
+    Written,
+    at,
+    checked,
+    event,
+    job,
+    sample,
+    state,
+    texts,
+    wait,
+    wrote,
+)
 
 MS = NS // 1000
 TM = "tm-0-1"
@@ -18,7 +32,8 @@ TM = "tm-0-1"
 def found(*rows: Written, **configuration: str) -> list[str]:
     prefix = "waits.parquet, column "
     return [
-        t.removeprefix(prefix) for t in texts(check_waits(wrote(*rows), {"configuration": configuration}))
+        t.removeprefix(prefix)
+        for t in texts(check_waits(checked(wrote(*rows), {"configuration": configuration})))
     ]
 
 
@@ -181,7 +196,7 @@ ENTRY: Row = {"drained": True, "phases": PHASES, "faults": [PLANNED]}
 
 
 def faults(*rows: Written, one_clock: bool = True, **changes: Any) -> list[str]:
-    damage = check_faults(wrote(*rows), {**ENTRY, **changes}, one_clock=one_clock)
+    damage = check_faults(checked(wrote(*rows), {**ENTRY, **changes}, one_clock=one_clock))
     return [text.removeprefix("faults.parquet, column ") for text in texts(damage)]
 
 

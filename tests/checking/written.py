@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
 
@@ -42,6 +43,11 @@ def wrote(*rows: Written) -> Trial:
         "main-1",
         {n: pa.Table.from_pylist(found, schema=arrow_schema(n)) for n, found in tables.items()},
     )
+
+
+def checked(trial: Trial, entry: Mapping[str, Any] | None = None, **known: bool) -> CheckedTrial:
+    """Return a trial as its rules read it. `one_clock` follows from the boot ids, if it is not given."""
+    return CheckedTrial(trial, entry or {}, **known)
 
 
 def _empty(kind: pa.DataType) -> Any:

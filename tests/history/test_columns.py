@@ -14,7 +14,7 @@ from testbed_runtime.core.values import NS
 from testbed_runtime.history import columns
 from testbed_runtime.history.columns import TOLERANCE_NS, Owned
 from testbed_runtime.history.schema import Trial
-from tests.checking.written import Written, at, event, job, sample, state, wait, wrote
+from tests.checking.written import Written, at, checked, event, job, sample, state, wait, wrote
 
 NAMES = st.sampled_from(["a", "b", "ab", ""])
 PAIRS = st.lists(st.tuples(NAMES, st.integers(-1, 2)), max_size=12)
@@ -52,7 +52,7 @@ def test_each_combination_has_its_rows_in_order(rows: list[tuple[str, int]]):
 def test_each_combination_is_returned_with_its_first_row(rows: list[tuple[str, int]]):
     """In a table without nulls."""
     trial = wrote(*(sample(name, attempt=number) for name, number in rows))
-    found = columns.distinct(trial, "tasks", "task", "attempt")
+    found = columns.distinct(trial.table("tasks"), "task", "attempt")
     expected = {row: (rows.index(row), {"task": row[0], "attempt": row[1]}) for row in rows}
     assert sorted(found, key=lambda pair: pair[0]) == sorted(expected.values(), key=lambda pair: pair[0])
     assert trial.tables["tasks"].num_rows == len(rows)
@@ -164,16 +164,16 @@ def test_a_stall_widens_the_tolerance_of_its_process(since_s: float, until_s: fl
         wait("stalled", "tm-1-1", start=0.0, t=99.0, process="tm-1-1"),
     )
     since, until = at(since_s), None if until_s is None else at(until_s)
-    found = columns.tolerance_ns(trial, "tm-0-1", since, until)
+    found = checked(trial).tolerance_ns("tm-0-1", since, until)
     assert found == TOLERANCE_NS + round(allowed_s * NS)
-    assert columns.tolerance_ns(trial, "tm-9-1", since, until) == TOLERANCE_NS
+    assert checked(trial).tolerance_ns("tm-9-1", since, until) == TOLERANCE_NS
 
 
 @pytest.mark.parametrize(("off_ns", "has_happened"), [(0, True), (1, False), (-2 * TOLERANCE_NS, True), (-2 * TOLERANCE_NS - 1, False)])  # fmt: skip
 def test_a_moment_is_recorded_within_the_tolerance(off_ns: int, has_happened: bool):
     """In both directions, and exactly at its end too."""
     moment = 10 * NS
-    assert columns.happened(wrote(), "tm-0-1", moment, [0, moment + TOLERANCE_NS + off_ns]) is has_happened
+    assert checked(wrote()).happened("tm-0-1", moment, [0, moment + TOLERANCE_NS + off_ns]) is has_happened
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_events_of_several_kinds_are_in_the_order_of_each_process():
         numbered("note", "b", 2), numbered("loop.stall", "b", 1), numbered("note", "a", 9), numbered("note", "b", 0),
         numbered("cpu.spent", "a", 0),
     )  # fmt: skip
-    both = [(row, e["process"], e["seq"]) for row, e in columns.events(trial, "note", "loop.stall")]
+    both = [(row, e["process"], e["seq"]) for row, e in checked(trial).events("note", "loop.stall")]
     assert both == [(2, "a", 9), (3, "b", 0), (1, "b", 1), (0, "b", 2)]
-    assert [row for row, _ in columns.events(trial, "note")] == [2, 3, 0]
-    assert columns.events(trial, "cpu.spent") == []
-    assert columns.events(Trial("run", "main-1", {}), "note") == []
+    assert [row for row, _ in checked(trial).events("note")] == [2, 3, 0]
+    assert checked(trial).events("cpu.spent") == []
+    assert checked(Trial("run", "main-1", {})).events("note") == []
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_events_of_several_kinds_are_in_the_order_of_each_process():
 )
 def test_the_exit_of_a_process_names_its_incarnation(data: dict[str, int], process: str):
     """A JobManager has none."""
-    (row,) = wrote(event("process.exit", "tm-0", **data)).table("events").to_pylist()
-    assert columns.ended_process(row) == process
+    ((_, exit_event),) = checked(wrote(event("process.exit", "tm-0", **data))).events("process.exit")
+    assert columns.ended_process(exit_event) == process
 
 
 def test_states_attempts_and_waits_are_selected_by_their_kind():
@@ -222,12 +222,12 @@ def test_states_attempts_and_waits_are_selected_by_their_kind():
         state("map-0", "SCHEDULED", "DEPLOYING"), state("map-0", "DEPLOYING", "RUNNING"), state("map-1", "SCHEDULED", "DEPLOYING", attempt=1), job("RUNNING"),
         wait("partition", "map-0", attempt=0), wait("slot", "map-0", attempt=0), wait("partition", "map-0", attempt=0),
     ]  # fmt: skip
-    trial = wrote(*rows)
-    assert [e["subject"] for e in columns.changes(trial, "task.state", "DEPLOYING")] == ["map-0", "map-1"]
-    assert set(columns.deployments(trial)) == {("map-0", 0), ("map-1", 1)}
-    assert columns.attempts_with(trial, "task.state") == {("map-0", 0): 1, ("map-1", 1): 2}
-    assert columns.attempts_that_waited(trial, "partition") == {("map-0", 0): 2}
-    assert [row for row, _ in columns.waits_of(trial)] == [0, 1, 2]
-    assert [row for row, _ in columns.waits_of(trial, "slot")] == [1]
+    trial = checked(wrote(*rows))
+    assert [e["subject"] for e in trial.changes("task.state", "DEPLOYING")] == ["map-0", "map-1"]
+    assert set(trial.deployed) == {("map-0", 0), ("map-1", 1)}
+    assert trial.attempts_with("task.state") == {("map-0", 0): 1, ("map-1", 1): 2}
+    assert trial.attempts_that_waited("partition") == {("map-0", 0): 2}
+    assert [row for row, _ in trial.waits()] == [0, 1, 2]
+    assert [row for row, _ in trial.waits("slot")] == [1]
     assert columns.vertex_of("a-b-12") == "a-b"
-    assert columns.taskmanager_of({"data": '{"taskmanager": "tm-1-1"}'}) == "tm-1-1"
+    assert columns.taskmanager_of({"data": {"taskmanager": "tm-1-1"}}) == "tm-1-1"

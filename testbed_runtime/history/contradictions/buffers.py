@@ -8,21 +8,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import parsed
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.schema import Trial
 
 BUFFERS, POOLS, PRESSED = "network.buffers", "network.pools", "backpressure.sampled"
 SIZES = {"in": ("required", "size", "channels", "exclusive"), "out": ("required", "size")}
 """The numbers that each pool of a side has. It may use more than its size for a while, after that was reduced."""
 
 
-def check_buffers(trial: Trial) -> list[Damage]:
-    """Return the first event whose numbers cannot be together."""
+def check_buffers(trial: CheckedTrial) -> list[Damage]:
+    """Return the first event whose numbers contradict each other."""
     return first_of_each(_buffers(trial))
 
 
-def _buffers(trial: Trial) -> Iterator[Damage]:
+def _buffers(trial: CheckedTrial) -> Iterator[Damage]:
     table = trial.table("events").select(["kind", "process", "data"])
     places = pc.indices_nonzero(pc.is_in(table.column("kind"), pa.array([BUFFERS, POOLS, PRESSED])))
     rows = list(zip(places.to_pylist(), table.take(places).to_pylist(), strict=True))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,55 +12,42 @@ import pyarrow.compute as pc
 from testbed_runtime.core.exchange.credit import UNLIMITED_CREDIT
 from testbed_runtime.core.options import EXCLUSIVE_BUFFERS
 from testbed_runtime.core.trial.sampling import SAMPLED_SUBTASKS
-from testbed_runtime.history.columns import (
-    Deployed,
-    Owned,
-    deployments,
-    distinct,
-    equal,
-    first_true,
-    ints,
-    numbered,
-    places_of,
-    sound,
-    taskmanager_of,
-)
+from testbed_runtime.history.checked import CheckedTrial
+from testbed_runtime.history.columns import Owned, equal, first_true, ints, numbered, sound, taskmanager_of
 from testbed_runtime.history.contradictions.executions import LONG_NS
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.manifest import blocking_edges, options_of, tasks_of
-from testbed_runtime.history.schema import Trial
 
 CHANNEL = ("process", "side", "task", "attempt", "peer")
 MEASURED = ("credit", "announced", "used", "backlog", "queued", "floating", "exclusive")
 PEER_SAMPLES_MIN = 20
-"""A task of whose channel the other end has so many samples, during LONG_NS, has one too."""
+"""If one end of a channel has this many samples over LONG_NS, the other end has at least one."""
 ARRIVING = 1
 """Maximum buffers of a channel that have arrived in part."""
 
 
 def check_credit(channels: pa.Table) -> Iterator[Damage]:
     """Return a producer with more credit than was announced and not used, and a consumer with more segments than it announced. Without
-    exclusive buffers, either may have less: a consumer that resumes begins at 0. Using more than was announced is no damage: it is
-    what `checking.credit` judges."""
+    exclusive buffers, either may have less: a consumer that resumes begins at 0. Using more than was announced is not damage:
+    `checking.credit` judges it."""
     return islice(_unbalanced(channels, exact=False), 1)
 
 
-def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+def check_balance(trial: CheckedTrial) -> list[Damage]:
     """Return a producer with less credit than was announced and not used, or a consumer with fewer segments, if the job's channels
     have exclusive buffers. A buffer that has arrived in part holds a segment and is not used yet."""
-    if options_of(entry).integer(EXCLUSIVE_BUFFERS) < 1:
+    if trial.options.integer(EXCLUSIVE_BUFFERS) < 1:
         return []
     return first_of_each(_unbalanced(trial.table("channels"), exact=True))
 
 
-def check_samples(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return a sample that repeats the one before, although they are taken on a change, a channel that is local although its ends were
-    deployed to different TaskManagers, or the reverse, and one of which only one end was sampled. Processes have written them."""
-    deployed = deployments(trial)
-    if not deployed or not len(trial.table("waits")):
+def check_samples(trial: CheckedTrial) -> list[Damage]:
+    """Return samples that contradict each other or the deployments: a sample that repeats the previous one, although samples are taken on a
+    change; a channel that is local although its ends were deployed to different TaskManagers, or the reverse; a channel of which only one
+    end was sampled."""
+    if not trial.deployed or not len(trial.table("waits")):
         return []
     channels = trial.table("channels")
-    return first_of_each(_repeated(channels), _local(trial, deployed), _one_sided(trial, entry))
+    return first_of_each(_repeated(channels), _local(trial), _one_sided(trial))
 
 
 def _repeated(table: pa.Table) -> Iterator[Damage]:
@@ -79,28 +65,28 @@ def _repeated(table: pa.Table) -> Iterator[Damage]:
         yield Damage("channels", "seq", row, problem)
 
 
-def _local(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
+def _local(trial: CheckedTrial) -> Iterator[Damage]:
     places: dict[str, set[str]] = {}
-    for (task, _), event in deployed.items():
+    for (task, _), event in trial.deployed.items():
         places.setdefault(task, set()).add(taskmanager_of(event))
-    for row, r in distinct(trial, "channels", "process", "peer", "local"):
+    for row, r in trial.distinct("channels", "process", "peer", "local"):
         there = places.get(r["peer"], set())
         if there and (r["process"] not in there if r["local"] else there == {r["process"]}):
             problem = f"is {r['local']} in {r['process']}, but {r['peer']} was deployed to {', '.join(sorted(there))} (task.state in events)"
             yield Damage("channels", "local", row, problem)
 
 
-def _one_sided(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _one_sided(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a task without samples as the producer or as the consumer of its channels, although the other ends have many. In a large job only
     some channels are sampled, the reader of a blocking result has no producer that runs, and a short task may end before its channels are
     sampled."""
-    if blocking_edges(entry) or not 0 < len(tasks_of(entry)) <= SAMPLED_SUBTASKS:
+    if trial.has_blocking_edges or not 0 < len(trial.tasks) <= SAMPLED_SUBTASKS:
         return
     table, end = trial.table("channels"), ["side", "task", "peer"]
     remote = table.filter(pc.invert(table.column("local"))).select([*end, "t_ns"])
     ends = remote.group_by(end).aggregate([("t_ns", "min"), ("t_ns", "max"), ("t_ns", "count")]).to_pylist()
     sampled = {(r["side"], r["task"]) for r in ends}
-    samples = places_of(trial, "tasks", "task")
+    samples = trial.places("tasks", "task")
     for r in sorted(ends, key=lambda r: (r["side"], r["task"], r["peer"])):
         other = "consumer" if r["side"] == "producer" else "producer"
         many = r["t_ns_count"] >= PEER_SAMPLES_MIN and r["t_ns_max"] - r["t_ns_min"] >= LONG_NS

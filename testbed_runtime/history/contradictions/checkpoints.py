@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import (
     ROUNDING_NS,
     Owned,
     Row,
-    changes,
     committed_records,
-    deployments,
     first_true,
     ints,
     numbered,
-    rows_of,
-    tolerance_ns,
     vertex_of,
-    waits_of,
 )
 from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
-from testbed_runtime.history.contradictions.executions import recorded_to_its_end
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.manifest import options_of, tasks_of, vertices
-from testbed_runtime.history.schema import Trial
 
 USUAL_NS = 2_000_000
 """Durations are whole milliseconds, and their rows are written at once: most differ by less."""
@@ -60,28 +52,19 @@ class Checkpoint:
         return self.ended if self.ended is not None and self.ended["state"] == "completed" else None
 
 
-def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+def check_checkpoints(trial: CheckedTrial) -> list[Damage]:
     """Return the contradictions of checkpoints, at most one for each rule."""
-    if not rows_of(trial, "checkpoints"):
+    if not trial.rows("checkpoints"):
         return []
     found, damage = _collected(trial)
-    return first_of_each(
-        damage,
-        _usual(trial, found),
-        _durations(trial, found),
-        _complete(trial, entry, found),
-        _sizes(entry, found),
-        _aligned(entry, found),
-        _commits(trial, entry, found),
-        _weights(trial, entry),
-        _waits(trial, found),
-    )
+    rules = (_usual, _durations, _complete, _sizes, _aligned, _commits, _waits)
+    return first_of_each(damage, *(rule(trial, found) for rule in rules), _weights(trial))
 
 
-def _collected(trial: Trial) -> tuple[list[Checkpoint], list[Damage]]:
+def _collected(trial: CheckedTrial) -> tuple[list[Checkpoint], list[Damage]]:
     """Return the checkpoints, the rows of one that was not triggered, and the tasks that acknowledged one a second time: the JobMaster
     takes only the first. Each row has its place as `row`."""
-    rows = [r | {"row": row} for row, r in rows_of(trial, "checkpoints")]
+    rows = [r | {"row": row} for row, r in trial.rows("checkpoints")]
     newest: dict[tuple[str, int], Checkpoint] = {}
     found: list[Checkpoint] = []
     damage: list[Damage] = []
@@ -104,7 +87,7 @@ def _collected(trial: Trial) -> tuple[list[Checkpoint], list[Damage]]:
     return found, damage
 
 
-def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
+def _usual(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield a duration if those of most checkpoints are not the time since they were triggered. A process may have been interrupted
     between the two readings of its clock, so that a single checkpoint shows nothing."""
     off: list[tuple[int, Row]] = []
@@ -114,19 +97,19 @@ def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         mine = [(abs(r["duration_ns"] - (r["t_ns"] - one.triggered["t_ns"])), r) for r in rows]
         usual += [float(np.median([ns for ns, _ in mine]))] if mine else []
         off += mine
-    if len(usual) >= USUAL_MIN and deployments(trial) and np.median(usual) > USUAL_NS:
+    if len(usual) >= USUAL_MIN and trial.deployed and np.median(usual) > USUAL_NS:
         _, r = max(off, key=itemgetter(0))
         problem = f"is {r['duration_ns'] / NS:g} s for checkpoint {r['checkpoint']}, and most are not the time since it was triggered"
         yield Damage("checkpoints", "duration_ns", r["row"], problem)
 
 
-def _durations(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
+def _durations(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield durations that are not the time since the checkpoint was triggered, and alignments that took longer."""
     for one in found:
         since_ns = one.triggered["t_ns"]
         for r in (r for r in (*one.acknowledged.values(), one.ended) if r is not None):
             took = r["t_ns"] - since_ns
-            if abs(r["duration_ns"] - took) > tolerance_ns(trial, r["process"], since_ns, r["t_ns"]):
+            if abs(r["duration_ns"] - took) > trial.tolerance_ns(r["process"], since_ns, r["t_ns"]):
                 problem = f"is {r['duration_ns'] / NS:g} s, but {took / NS:.3f} s passed since checkpoint {r['checkpoint']} was triggered"
                 yield Damage("checkpoints", "duration_ns", r["row"], problem)
             if r["alignment_ns"] > r["duration_ns"] + ROUNDING_NS:
@@ -134,10 +117,10 @@ def _durations(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
                 yield Damage("checkpoints", "alignment_ns", r["row"], problem)
 
 
-def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
+def _complete(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield completed checkpoints that a task has not acknowledged, unless it had finished, and acknowledgements of no task."""
-    tasks = tasks_of(entry)
-    finished = grouped((event["subject"], event) for event in changes(trial, "task.state", "FINISHED"))
+    tasks = trial.tasks
+    finished = grouped((event["subject"], event) for event in trial.changes("task.state", "FINISHED"))
     for one in found if tasks else ():
         for task, r in one.acknowledged.items():
             if task not in tasks:
@@ -152,9 +135,9 @@ def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -
                 yield Damage("checkpoints", "state", end["row"], problem)
 
 
-def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
-    """Yield completed checkpoints that are smaller than their parts, or larger although every part was stored anew."""
-    exact, tasks = not options_of(entry).boolean(INCREMENTAL), tasks_of(entry)
+def _sizes(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield completed checkpoints that are smaller than their parts, or larger although every part was stored in full."""
+    exact, tasks = not trial.options.boolean(INCREMENTAL), trial.tasks
     for one in found:
         for r in one.acknowledged.values():
             if r["persisted_bytes"] > r["state_bytes"]:
@@ -170,9 +153,9 @@ def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage
             yield Damage("checkpoints", "state_bytes", end["row"], problem)
 
 
-def _aligned(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
+def _aligned(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield records in flight in a checkpoint of a job whose barriers overtake nothing."""
-    if "configuration" not in entry or options_of(entry).boolean(UNALIGNED):
+    if "configuration" not in trial.entry or trial.options.boolean(UNALIGNED):
         return
     for r in (r for one in found for r in one.acknowledged.values()):
         if amount := r["persisted_bytes"]:
@@ -180,17 +163,19 @@ def _aligned(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Dama
             yield Damage("checkpoints", "persisted_bytes", r["row"], problem)
 
 
-def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
+def _commits(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield commits of a checkpoint that was not complete or not the last one, and of an attempt that was not the last one. A
     JobManager may commit again what an earlier one completed, whose last rows are lost. Without periodic checkpoints, a sink commits
     when its input ends."""
-    if not recorded_to_its_end(trial):
+    if not trial.recorded_to_its_end:
         return
     managers = {c.triggered["process"] for c in found}
-    periodic = "configuration" in entry and options_of(entry).duration("execution.checkpointing.interval") > 0
-    exactly_once = {v["name"] for v in vertices(entry) if v.get("delivery") == "exactly-once"}
+    periodic = (
+        "configuration" in trial.entry and trial.options.duration("execution.checkpointing.interval") > 0
+    )
+    exactly_once = {v["name"] for v in trial.vertices if v.get("delivery") == "exactly-once"}
     done = {end["checkpoint"]: end["seq"] for c in found if (end := c.completed) is not None}
-    deployed = grouped((task, (e["seq"], attempt)) for (task, attempt), e in deployments(trial).items())
+    deployed = grouped((task, (e["seq"], attempt)) for (task, attempt), e in trial.deployed.items())
     completed = sorted(done.items(), key=itemgetter(1))
     following = {number: seq for (number, _), (_, seq) in pairwise(completed)}
     rows = trial.table("delivery").select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()
@@ -214,10 +199,10 @@ def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) ->
             yield Damage("delivery", "checkpoint", row, problem)
 
 
-def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _weights(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield commits whose weight is not the number of their records. A record of a window stands for several."""
-    table, kinds = trial.table("delivery"), {v.get("kind") for v in vertices(entry)}
-    if not kinds or kinds - PLAIN_KINDS or not len(table):
+    table = trial.table("delivery")
+    if not trial.kinds or trial.kinds - PLAIN_KINDS or not len(table):
         return
     owned = Owned.of(numbered([table], COMMIT), np.arange(len(table), dtype=np.int64))
     found = np.add.reduceat(committed_records(table)[owned.order], owned.starts)
@@ -229,11 +214,11 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         yield Damage("delivery", "weight", row, problem)
 
 
-def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
-    """Yield waits for a checkpoint that began, ended or turned out otherwise than its rows say."""
+def _waits(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield waits for a checkpoint whose start, end or outcome differs from the rows of the checkpoint."""
     of = grouped(((c.triggered["process"], f"checkpoint {c.triggered['checkpoint']}"), c) for c in found)
     off: list[tuple[int, int]] = []
-    for row, r in waits_of(trial, "checkpoint", "completion"):
+    for row, r in trial.waits("checkpoint", "completion"):
         if r["outcome"] == Outcome.OPEN:
             continue
         earlier = [c for c in of.get((r["process"], r["what"]), ()) if c.triggered["seq"] < r["seq"]]
@@ -241,7 +226,7 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
             yield Damage("waits", "what", row, f"is {r['what']!r}, which {r['process']} did not trigger")
             continue
         one, whole = earlier[-1], r["kind"] == "checkpoint"
-        allowed = tolerance_ns(trial, r["process"], r["start_ns"])
+        allowed = trial.tolerance_ns(r["process"], r["start_ns"])
         begun = one.triggered if whole else one.finalizing
         off += [(abs(r["start_ns"] - begun["t_ns"]), row)] if begun is not None else []
         if begun is None or abs(r["start_ns"] - begun["t_ns"]) > allowed:
@@ -259,7 +244,7 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
             if (r["outcome"] == Outcome.COMPLETED) != (one.completed is not None):
                 problem = f"is {r['outcome']!r}, but {r['what']} was {one.ended['state']} (checkpoints)"
                 yield Damage("waits", "outcome", row, problem)
-    if len(off) >= USUAL_MIN and deployments(trial) and np.median([ns for ns, _ in off]) > USUAL_NS:
+    if len(off) >= USUAL_MIN and trial.deployed and np.median([ns for ns, _ in off]) > USUAL_NS:
         ns, row = max(off)
         problem = f"is {ns / NS:g} s off the time at which its checkpoint was triggered or acknowledged, as most are"
         yield Damage("waits", "start_ns", row, problem)

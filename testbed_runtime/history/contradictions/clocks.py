@@ -5,53 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow.compute as pc
 
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import (
     CAUSAL_NS,
     OWN_CLOCK,
     TOLERANCE_NS,
     Attempt,
     attempt_of,
-    changes,
     ended_process,
     equal,
-    events,
     first_true,
     ints,
-    places_of,
-    waits_of,
 )
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.schema import TABLES, Trial
 
 SAMPLES = 20
-"""A task with fewer samples than this can have had no lag by chance."""
+"""Minimum samples of a task. In fewer, the lag can be 0 by chance."""
 LATE_NS = 10_000_000
 """A sink whose typical window has a slower record than this has a lag."""
 RESTARTING = frozenset(("cancellation", "restart-delay"))
 """Waits of the JobMaster whose attempt is the number of a restart."""
 
 
-def has_one_clock(trial: Trial) -> bool:
-    """Whether all rows have one boot id. A reduced trial has it in some tables only, and every process writes events."""
-    tables = [t for name in TABLES if len(t := trial.table(name)) and "boot_id" in t.column_names]
-    return len({boot for table in tables for boot in pc.unique(table.column("boot_id")).to_pylist()}) == 1
-
-
-def check_clocks(trial: Trial) -> list[Damage]:
+def check_clocks(trial: CheckedTrial) -> list[Damage]:
     """Return the contradictions between the times of processes that share a clock, at most one for each rule."""
-    return first_of_each(_lags(trial), _after_exit(trial), _before_deployment(trial))
+    rules = (_lags, _after_exit, _before_deployment)
+    return first_of_each(*(rule(trial) for rule in rules)) if trial.one_clock else []
 
 
-def _lags(trial: Trial) -> Iterator[Damage]:
+def _lags(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a sink that was never late, although the latencies of its records say so."""
     tasks, latency = trial.table("tasks"), trial.table("latency")
-    slowest, samples = ints(latency, "max_ns"), places_of(trial, "tasks", "task")
+    slowest, samples = ints(latency, "max_ns"), trial.places("tasks", "task")
     lag, counted = ints(tasks, "lag_ns"), equal(tasks, "role", "sink") & (ints(tasks, "records_in") > 0)
-    for (task,), windows in sorted(places_of(trial, "latency", "task").items()):
+    for (task,), windows in sorted(trial.places("latency", "task").items()):
         mine = samples.get((task,), windows[:0])
         mine = mine[counted[mine]]
         late = float(np.median(slowest[windows]))
@@ -60,9 +50,9 @@ def _lags(trial: Trial) -> Iterator[Damage]:
             yield Damage("tasks", "lag_ns", int(mine[0]), problem)
 
 
-def _after_exit(trial: Trial) -> Iterator[Damage]:
+def _after_exit(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield rows that a process wrote after it had ended."""
-    exits = {ended_process(e): e["t_ns"] for _, e in events(trial, "process.exit")}
+    exits = {ended_process(e): e["t_ns"] for _, e in trial.events("process.exit")}
     for name in OWN_CLOCK if exits else ():
         table = trial.table(name)
         newest = table.select(["process", "t_ns"]).group_by("process").aggregate([("t_ns", "max")])
@@ -74,15 +64,15 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
                 yield Damage(name, "t_ns", first_true(last)[0], problem)
 
 
-def _before_deployment(trial: Trial) -> Iterator[Damage]:
+def _before_deployment(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield waits of an attempt that began before the JobManager scheduled it, and waits for a restart that began before it."""
     begun: dict[Attempt, int] = {}
-    for event in changes(trial, "task.state", "SCHEDULED"):
+    for event in trial.changes("task.state", "SCHEDULED"):
         begun.setdefault(attempt_of(event), event["t_ns"])
-    for _, event in events(trial, "failover.started"):
+    for _, event in trial.events("failover.started"):
         if event["subject"].isdigit():
             begun.setdefault((JOBMASTER_NAME, int(event["subject"])), event["t_ns"])
-    for row, r in waits_of(trial):
+    for row, r in trial.waits():
         if r["who"] == JOBMASTER_NAME and r["kind"] not in (*RESTARTING, "deployment"):
             continue
         of = r["what"] if r["kind"] == "deployment" else r["who"]

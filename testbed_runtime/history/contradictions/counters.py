@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from testbed_runtime.core.values import NS
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import (
     ATTEMPT,
     ROUNDING_NS,
@@ -18,26 +18,21 @@ from testbed_runtime.history.columns import (
     Ints,
     Owned,
     attempt_of,
-    attempts_with,
     equal,
-    events,
     filled_buckets,
     first_true,
     ints,
     numbered,
-    parsed,
-    places_of,
     vertex_of,
 )
 from testbed_runtime.history.contradictions.exchange import last_samples
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.manifest import options_of, vertices
-from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
 OFF_MIN = 3
 """Samples that are off before a task is damaged: one may be taken while its process is paused."""
 SINK_SAMPLES_MIN = 3
-"""Fewer samples of a sink say nothing about the windows of its latencies."""
+"""Minimum samples of a sink from which it follows which of its latency windows must have been written."""
 SPENT_NS = NS // 10
 """The times that a task spent and the clock are read one after the other."""
 REPEATED_MIN = 6
@@ -48,13 +43,13 @@ RATE_NS = NS
 """Emission may differ from the schedule by this share, and by what is due in this time: a lazy source defers records."""
 
 
-def check_counters_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+def check_counters_across(trial: CheckedTrial) -> list[Damage]:
     """Return the contradictions between counters, at most one for each rule."""
     tasks = trial.table("tasks")
     if not len(tasks):
         return []
-    owned = Owned.attempts_of(trial, "tasks")
-    rules = [_spent(tasks, owned), _repeated(tasks, owned), _emitted(trial, entry), _offered(trial, entry)]
+    owned = trial.attempts("tasks")
+    rules = [_spent(tasks, owned), _repeated(tasks, owned), _emitted(trial), _offered(trial)]
     return first_of_each(*rules, *_latencies(trial))
 
 
@@ -84,20 +79,20 @@ def _repeated(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
         yield Damage("tasks", "seq", row, problem)
 
 
-def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _emitted(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a source whose count differs from the number with which it ended. An attempt that began with a checkpoint counts less."""
     tasks = trial.table("tasks")
-    kinds = {v["name"]: v.get("kind") for v in vertices(entry)}
-    began_with_state = attempts_with(trial, "task.restored")
+    kinds = {v["name"]: v.get("kind") for v in trial.vertices}
+    began_with_state = trial.attempts_with("task.restored")
     counted, seq, process = ints(tasks, "records_out"), ints(tasks, "seq"), tasks.column("process")
-    of_attempt, nothing = places_of(trial, "tasks", "task", "attempt"), np.empty(0, dtype=np.int64)
-    for _, end in events(trial, "source.end"):
-        following, task = parsed(end["data"]).get("next"), end["subject"]
+    of_attempt, nothing = trial.places("tasks", "task", "attempt"), np.empty(0, dtype=np.int64)
+    for _, end in trial.events("source.end"):
+        following, task = end["data"].get("next"), end["subject"]
         if not isinstance(following, int):
             continue
         mine = of_attempt.get(attempt_of(end), nothing)
         wrong = mine[counted[mine] > following].tolist()
-        restored = attempt_of(end) in began_with_state or events(trial, "job.restored")
+        restored = attempt_of(end) in began_with_state or trial.events("job.restored")
         if not wrong and kinds.get(vertex_of(task)) == "generated" and not restored:
             fewer = mine[(counted[mine] < following) & (seq[mine] > end["seq"])].tolist()
             wrong = [row for row in fewer if process[row].as_py() == end["process"]]
@@ -106,15 +101,15 @@ def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             yield Damage("tasks", "records_out", wrong[0], problem)
 
 
-def _offered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _offered(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a source that did not follow its schedule: its count and its lag together give the time at which each record was due.
     Its last samples may come after its last record, and have no lag. One that was paused while it waited has none until it runs.
-    One that waits for its next input split has none, and without a buffer timeout a lazy source may defer its records for long."""
+    One that waits for its next input split has none. Without a buffer timeout, a lazy source may defer its records for a long time."""
     tasks = trial.table("tasks")
-    deferred = not 0 <= options_of(entry).buffer_timeout_s <= RATE_NS / NS
-    if deferred or events(trial, "input-split"):
+    deferred = not 0 <= trial.options.buffer_timeout_s <= RATE_NS / NS
+    if deferred or trial.events("input-split"):
         return
-    for vertex in vertices(entry):
+    for vertex in trial.vertices:
         rate = float(vertex.get("recordsPerSecond") or 0) / int(vertex.get("parallelism") or 1)
         if vertex.get("kind") != "generated" or rate <= 0:
             continue
@@ -141,7 +136,7 @@ def _off_schedule(counted: Ints, reached: Ints, rate: float) -> Ints:
     return np.flatnonzero(off[:-2] & off[1:-1] & off[2:]).astype(np.int64)
 
 
-def _latencies(trial: Trial) -> list[Iterator[Damage]]:
+def _latencies(trial: CheckedTrial) -> list[Iterator[Damage]]:
     """Compare the samples of the sinks with their latencies."""
     tasks, latency = trial.table("tasks"), trial.table("latency")
     places = np.flatnonzero(equal(tasks, "role", "sink"))
@@ -152,14 +147,14 @@ def _latencies(trial: Trial) -> list[Iterator[Damage]]:
     return [_first_records(trial), sinks.miscounted(), sinks.lags(), sinks.windows_in_order(), sinks.late()]
 
 
-def _first_records(trial: Trial) -> Iterator[Damage]:
+def _first_records(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a first record that was later than every record of the first window."""
     latency = trial.table("latency")
-    owned = Owned.attempts_of(trial, "latency")
+    owned = trial.attempts("latency")
     first = latency.select([*ATTEMPT, "max_ns"]).take(pa.array(owned.order[owned.starts])).to_pylist()
     most = {(r["process"], r["task"], r["attempt"]): max(0, r["max_ns"]) for r in first}
-    for row, event in events(trial, "sink.first-record"):
-        found = parsed(event["data"]).get("latency_ns")
+    for row, event in trial.events("sink.first-record"):
+        found = event["data"].get("latency_ns")
         limit = most.get((event["process"], *attempt_of(event)))
         if limit is not None and isinstance(found, int) and found > limit + ROUNDING_NS:
             problem = f"of sink.first-record has a latency of {found / NS:g} s, the window with it at most {limit / NS:g} s (latency)"

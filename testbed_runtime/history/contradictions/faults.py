@@ -7,28 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from testbed_runtime.core.values import NS
-from testbed_runtime.history.columns import (
-    TOLERANCE_NS,
-    Row,
-    Rows,
-    deployments,
-    ended_process,
-    events,
-    rows_of,
-)
+from testbed_runtime.history.checked import CheckedTrial
+from testbed_runtime.history.columns import TOLERANCE_NS, Row, ended_process
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.schema import Trial
 
 TOOK_EFFECT = frozenset(("injected", "verified"))
 """States of a fault that has targets, if the manifest has some."""
 KILLS = frozenset(("process.kill", "jobmanager.kill"))
 
 
-def check_faults(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
+def check_faults(trial: CheckedTrial) -> list[Damage]:
     """Return the contradictions of faults and phases, at most one for each rule."""
-    rows, planned = rows_of(trial, "faults"), {str(f["name"]): f for f in entry.get("faults") or ()}
-    rules = [_phases(trial, entry), _planned(rows, planned), _unasked(trial, entry)]
-    return first_of_each(*rules, *([_begun(trial, planned, entry), _killed(trial)] if one_clock else ()))
+    rules = [_phases(trial), _planned(trial), _unasked(trial)]
+    return first_of_each(*rules, *([_begun(trial), _killed(trial)] if trial.one_clock else ()))
 
 
 def _name(row: Row) -> str:
@@ -36,15 +27,11 @@ def _name(row: Row) -> str:
     return str(row["fault"].rpartition("/")[2])
 
 
-def _starts(entry: Mapping[str, Any]) -> dict[str, int]:
-    return {p["name"]: int(p["start_ns"]) for p in entry.get("phases") or () if p.get("start_ns")}
-
-
-def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _phases(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a phase that the runner entered before it began according to the manifest, or phases that it all entered later. Ending
     a fault may delay one of them."""
-    starts = _starts(entry)
-    phases = [(row, e) for row, e in events(trial, "trial.phase") if e["subject"] in starts]
+    starts = trial.starts
+    phases = [(row, e) for row, e in trial.events("trial.phase") if e["subject"] in starts]
     entered = [(row, e, e["t_ns"] - starts[e["subject"]]) for row, e in phases]
     for row, event, late in entered:
         if late < -TOLERANCE_NS or min(late for _, _, late in entered) > TOLERANCE_NS:
@@ -52,10 +39,10 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             yield Damage("events", "t_ns", row, problem)
 
 
-def _planned(rows: Rows, planned: Mapping[str, Any]) -> Iterator[Damage]:
+def _planned(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield faults that the manifest does not have, or has with another kind or other targets."""
-    for row, r in rows:
-        fault, found = planned.get(_name(r)), _parsed(r["targets"])
+    for row, r in trial.rows("faults"):
+        fault, found = trial.faults.get(_name(r)), _targets(r)
         asked = [] if fault is None else fault.get("targets") or []
         on = f"but {r['fault']} is on {', '.join(map(str, asked))} (manifest)"
         if fault is None:
@@ -63,48 +50,48 @@ def _planned(rows: Rows, planned: Mapping[str, Any]) -> Iterator[Damage]:
         elif r["kind"] != fault["kind"]:
             problem = f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)"
             yield Damage("faults", "kind", row, problem)
-        elif not isinstance(found, list):
+        elif found is None:
             yield Damage("faults", "targets", row, f"is not a list: {r['targets'][:60]!r}")
         elif asked and not found and r["state"] in TOOK_EFFECT:
             yield Damage("faults", "targets", row, f"is empty, {on}")
-        elif asked and (more := set(_list(r["targets"])) - set(asked)):
+        elif asked and (more := set(found) - set(asked)):
             yield Damage("faults", "targets", row, f"has {min(more)}, {on}")
 
 
-def _unasked(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _unasked(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield faults of the manifest without a row, in a trial that ran to its end. A job that finished by itself ends the schedule
     before the faults that were due later."""
-    starts = _starts(entry)
-    zero, end = starts.get("fault"), starts.get("drain", 0)
-    due = {
-        str(f["name"]) for f in entry.get("faults") or ()
-        if f.get("before_submit") or (zero is not None and zero + float(f.get("at_s") or 0) * NS < end - TOLERANCE_NS)
-    }  # fmt: skip
-    missing = sorted(due - {_name(r) for _, r in rows_of(trial, "faults")})
-    if missing and entry.get("drained") is True and deployments(trial):
+    zero, end = trial.starts.get("fault"), trial.starts.get("drain", 0)
+    due = {name for name, fault in trial.faults.items() if fault.get("before_submit")}
+    if zero is not None:
+        due |= {name for name, fault in trial.faults.items() if zero + _offset_ns(fault) < end - TOLERANCE_NS}
+    missing = sorted(due - {_name(r) for _, r in trial.rows("faults")})
+    if missing and trial.drained and trial.deployed:
         yield Damage("faults", "fault", -1, f"lacks {missing[0]}, which the manifest has")
 
 
-def _parsed(text: str) -> object:
+def _offset_ns(fault: Mapping[str, Any]) -> float:
+    """Return when a fault of the manifest is due, after the end of the baseline."""
+    return float(fault.get("at_s") or 0) * NS
+
+
+def _targets(row: Row) -> list[str] | None:
+    """Return the targets of a fault. None if they are not a list."""
     try:
-        return json.loads(text)
+        found = json.loads(row["targets"])
     except ValueError:
         return None
+    return [str(target) for target in found] if isinstance(found, list) else None
 
 
-def _list(text: str) -> list[str]:
-    value = _parsed(text)
-    return [str(v) for v in value] if isinstance(value, list) else []
-
-
-def _begun(trial: Trial, planned: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _begun(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield faults that were injected before their time or after the end of the trial, and those from before the job is submitted that
     were injected after that."""
-    start, submitted = _starts(entry).get("fault"), [e["t_ns"] for _, e in events(trial, "job.state")]
-    ends = [int(p["end_ns"]) for p in entry.get("phases") or () if p.get("end_ns")]
+    start, submitted = trial.starts.get("fault"), [e["t_ns"] for _, e in trial.events("job.state")]
+    ends = [int(p["end_ns"]) for p in trial.phases if p.get("end_ns")]
     begun: set[str] = set()
-    for row, r in rows_of(trial, "faults"):
-        fault = planned.get(_name(r))
+    for row, r in trial.rows("faults"):
+        fault = trial.faults.get(_name(r))
         if r["state"] != "injected" or not fault:
             continue
         again = r["fault"] in begun
@@ -115,7 +102,7 @@ def _begun(trial: Trial, planned: Mapping[str, Any], entry: Mapping[str, Any]) -
                 problem = f"says that {r['fault']} was injected {late / NS:.1f} s after the job was submitted (job.state in events)"
                 yield Damage("faults", "t_ns", row, problem)
         elif start is not None:
-            early = start + float(fault.get("at_s") or 0) * NS - r["t_ns"]
+            early = start + _offset_ns(fault) - r["t_ns"]
             late = r["t_ns"] - max(ends, default=r["t_ns"])
             if max(early, late) > TOLERANCE_NS:
                 when = "before its time" if early > 0 else "after the end of the trial"
@@ -123,15 +110,15 @@ def _begun(trial: Trial, planned: Mapping[str, Any], entry: Mapping[str, Any]) -
                 yield Damage("faults", "t_ns", row, problem)
 
 
-def _killed(trial: Trial) -> Iterator[Damage]:
+def _killed(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield kills that took effect although no target ended after they began."""
-    rows = rows_of(trial, "faults")
-    exits = [(ended_process(e), e["t_ns"]) for _, e in events(trial, "process.exit")]
+    rows = trial.rows("faults")
+    exits = [(ended_process(e), e["t_ns"]) for _, e in trial.events("process.exit")]
     verified = {r["fault"] for _, r in rows if r["state"] == "verified"}
     for row, r in rows:
         if r["state"] != "injected" or r["kind"] not in KILLS or r["fault"] not in verified:
             continue
-        names = _list(r["targets"])
+        names = _targets(r) or []
         own = tuple(f"{name}-" for name in names)
         ended = [t for name, t in exits if name in names or name.startswith(own)]
         if ended and max(ended) < r["t_ns"] - TOLERANCE_NS:

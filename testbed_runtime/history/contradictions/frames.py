@@ -12,19 +12,9 @@ from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
 from testbed_runtime.core.faults.links import owner_of
 from testbed_runtime.core.ids import ABSTRACT_ID_BYTES, InputChannelID
 from testbed_runtime.core.values import NS
-from testbed_runtime.history.columns import (
-    CAUSAL_NS,
-    Flags,
-    Owned,
-    distinct,
-    equal,
-    first_true,
-    ints,
-    numbered,
-    sound,
-)
+from testbed_runtime.history.checked import CheckedTrial
+from testbed_runtime.history.columns import CAUSAL_NS, Flags, Owned, equal, first_true, ints, numbered, sound
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.schema import Trial
 
 BUFFERS = ("buffer", "event", "barrier")
 """The classes that have a size, and whose numbers are the sequence numbers of their channel."""
@@ -32,25 +22,25 @@ TO_CONSUMER = (*BUFFERS, "backlog")
 """The classes that go from the producer to the consumer. The others of FRAME_CLASSES go back."""
 SIDES = ("sent", "received")
 TAPPED_MIN = 1000
-"""So many frames are not all lost on their way."""
+"""Minimum frames of one side. Fewer may all have been lost on the way."""
 COUNTED_CHANNELS = 100
-"""A process of which more channels were sampled may have more of them than counters (`faults.channel.frames`), and begin to count
-the frames of one anew."""
+"""A process of which more channels were sampled may have more of them than counters (`faults.channel.frames`), and count
+the frames of one from 0 again."""
 
 
-def check_frames(trial: Trial, *, one_clock: bool) -> list[Damage]:
+def check_frames(trial: CheckedTrial) -> list[Damage]:
     """Return the contradictions between frames, at most one for each rule."""
     table = trial.table("frames")
     if not sound(table, "process", "seq", "side", "link", "channel", "frame_class", "number", "size"):
         return []
     rules = [_channels(trial), _sizes(table), _numbers(table), _one_sided(trial)]
-    return first_of_each(*rules, *([_early(table)] if one_clock else []))
+    return first_of_each(*rules, *([_early(table)] if trial.one_clock else []))
 
 
-def _channels(trial: Trial) -> Iterator[Damage]:
+def _channels(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a channel whose id cannot be one, and one whose id names another consumer than the end of the link: it begins with the
     ordinal of its TaskManager."""
-    for row, r in distinct(trial, "frames", "link", "channel", "frame_class"):
+    for row, r in trial.distinct("frames", "link", "channel", "frame_class"):
         if r["frame_class"] not in FRAME_CLASSES:
             continue
         producer, _, consumer = r["link"].partition("->")
@@ -103,7 +93,7 @@ def _numbers(table: pa.Table) -> Iterator[Damage]:
         yield Damage("frames", "number", row, problem)
 
 
-def _one_sided(trial: Trial) -> Iterator[Damage]:
+def _one_sided(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield frames that were sent and of which none was received, or the reverse: every TaskManager records both."""
     sides = trial.table("frames").column("side")
     counts = {side: pc.sum(pc.equal(sides, side)).as_py() for side in SIDES}

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed_runtime.history.columns import (
-    JOB_PROCESSES,
-    distinct,
-    equal,
-    events,
-    first_true,
-    ints,
-    rows_of,
-    waits_of,
-)
+from testbed_runtime.history.checked import CheckedTrial
+from testbed_runtime.history.columns import JOB_PROCESSES, equal, first_true, ints
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.schema import Trial, columns_of_event
+from testbed_runtime.history.schema import columns_of_event
 
 OWN_EVENTS = frozenset(("network.buffers", "network.pools", "socket.state", "cpu.spent"))
 """Events of a TaskManager about itself."""
@@ -46,16 +38,15 @@ OF_ROLE = {
 """The columns of the tasks' samples that are 0 in each role."""
 
 
-def check_kinds(trial: Trial) -> list[Damage]:
+def check_kinds(trial: CheckedTrial) -> list[Damage]:
     """Return rows that cannot be of their kind, at most one for each rule."""
-    return first_of_each(
-        _numbers_of_events(trial), _causes(trial), _subjects(trial), _states(trial), _roles(trial), _ids(trial), _limits(trial), _links(trial),
-    )  # fmt: skip
+    rules = (_numbers_of_events, _causes, _subjects, _states, _roles, _ids, _limits, _links)
+    return first_of_each(*(rule(trial) for rule in rules))
 
 
-def _numbers_of_events(trial: Trial) -> Iterator[Damage]:
+def _numbers_of_events(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield an event with an attempt or a checkpoint although its kind has none, and a restored state without a checkpoint."""
-    for row, r in distinct(trial, "events", "kind", "attempt", "checkpoint"):
+    for row, r in trial.distinct("events", "kind", "attempt", "checkpoint"):
         if r["kind"] in RESTORED and r["checkpoint"] < 0:
             yield Damage("events", "checkpoint", row, f"is -1, but {r['kind']} is of a checkpoint")
         for column in {"attempt", "checkpoint"} - columns_of_event(r["kind"]):
@@ -63,45 +54,45 @@ def _numbers_of_events(trial: Trial) -> Iterator[Damage]:
                 yield Damage("events", column, row, f"is {r[column]}, but {r['kind']} is of no {column}")
 
 
-def _causes(trial: Trial) -> Iterator[Damage]:
+def _causes(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a failure without a cause."""
-    for row, r in distinct(trial, "events", "kind", "text"):
+    for row, r in trial.distinct("events", "kind", "text"):
         if r["kind"] in CAUSED and not r["text"]:
             yield Damage("events", "text", row, f"of {r['kind']} is empty, but every one has a cause")
 
 
-def _subjects(trial: Trial) -> Iterator[Damage]:
+def _subjects(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield what a TaskManager wrote about another process, and events about nothing."""
-    for row, r in distinct(trial, "events", "kind", "subject", "process"):
+    for row, r in trial.distinct("events", "kind", "subject", "process"):
         if r["kind"] in OWN_EVENTS and r["subject"] != r["process"]:
             problem = f"of {r['kind']} is {r['subject'][:60]!r}, but {r['process']} wrote it"
             yield Damage("events", "subject", row, problem)
 
 
-def _states(trial: Trial) -> Iterator[Damage]:
+def _states(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a value that no checkpoint in that state has."""
     for column in sorted(frozenset().union(*OF_STATE.values())):
         without = [state for state, columns in OF_STATE.items() if column not in columns]
         for state in without:
-            for row, r in rows_of(trial, "checkpoints"):
+            for row, r in trial.rows("checkpoints"):
                 if r["state"] == state and r[column]:
                     problem = f"is {r[column]!r}, which a checkpoint that is {state} does not have"
                     yield Damage("checkpoints", column, row, problem)
 
 
-def _roles(trial: Trial) -> Iterator[Damage]:
+def _roles(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a source that received, a sink that sent, and an operator with a lag, in a job that a JobManager deployed."""
     table = trial.table("tasks")
-    for role, columns in OF_ROLE.items() if events(trial, "task.state") else ():
+    for role, columns in OF_ROLE.items() if trial.events("task.state") else ():
         for column in columns:
             for row in first_true(equal(table, "role", role) & (ints(table, column) != 0)):
                 found = table.column(column)[row].as_py()
                 yield Damage("tasks", column, row, f"is {found}, which no {role} has")
 
 
-def _ids(trial: Trial) -> Iterator[Damage]:
+def _ids(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield waits whose id, or that of a preceding wait, belongs to another process, and rows recorded for another process."""
-    for row, r in waits_of(trial):
+    for row, r in trial.waits():
         process = r["process"]
         if not process.startswith(JOB_PROCESSES):
             continue
@@ -116,9 +107,9 @@ def _ids(trial: Trial) -> Iterator[Damage]:
             yield Damage("waits", "attempt", row, problem)
 
 
-def _limits(trial: Trial) -> Iterator[Damage]:
+def _limits(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield waits with a budget or a value although no option limits them, and options without a value."""
-    for row, r in distinct(trial, "waits", "option", "value", "budget_ns", "kind"):
+    for row, r in trial.distinct("waits", "option", "value", "budget_ns", "kind"):
         if bool(r["option"]) != bool(r["value"]):
             yield Damage("waits", "option", row, f"is {r['option'][:60]!r}, but value is {r['value'][:60]!r}")
         elif not r["option"] and r["budget_ns"] != -1:
@@ -126,9 +117,9 @@ def _limits(trial: Trial) -> Iterator[Damage]:
             yield Damage("waits", "budget_ns", row, problem)
 
 
-def _links(trial: Trial) -> Iterator[Damage]:
+def _links(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield frames that were tapped by a process at neither end of their link."""
-    for row, r in distinct(trial, "frames", "side", "link", "process"):
+    for row, r in trial.distinct("frames", "side", "link", "process"):
         sender, _, receiver = r["link"].partition("->")
         if r["process"].rpartition("-")[0] != (sender if r["side"] == "sent" else receiver):
             problem = f"is {r['link'][:60]!r}, but {r['process']} {r['side']} the frame"

@@ -19,40 +19,27 @@ from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import (
     ATTEMPT,
     SPENT,
     TOLERANCE_NS,
     Attempt,
-    Deployed,
     Ints,
     Owned,
     Row,
     attempt_of,
-    attempts_that_waited,
-    attempts_with,
-    changes,
-    deployments,
     distinct,
-    ended_process,
     equal,
-    events,
     first_true,
-    happened,
     ints,
     numbered,
     parsed,
-    places_of,
-    rows_of,
     taskmanager_of,
     vertex_of,
-    waits_of,
 )
-from testbed_runtime.history.contradictions.exchange import has_channel_state
-from testbed_runtime.history.contradictions.executions import LONG_NS, recorded_to_its_end
+from testbed_runtime.history.contradictions.executions import LONG_NS
 from testbed_runtime.history.damage import Damage, first_of_each, no_row
-from testbed_runtime.history.manifest import edges, tasks_of, vertices
-from testbed_runtime.history.schema import Trial
 
 EVENT_DATA: Mapping[str, Mapping[str, type]] = {
     "job.state": {"from": str, "to": str, "cause_class": str},
@@ -92,56 +79,52 @@ ABOUT_BUFFERS = (BUFFERS, "network.pools")
 UNSAMPLED = 20
 """A process that runs takes a sample of a task within this many intervals."""
 SAMPLES = 10
-"""A task that receives records during so many intervals between samples of its channels has at least one."""
+"""If a task receives records during this many sampling intervals, at least one of its channels has a sample."""
 
 
-def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
+def check_pairs(trial: CheckedTrial) -> list[Damage]:
     """Return the rows whose counterpart is missing, at most one for each rule."""
-    deployed = deployments(trial)
-    found = [*_unrecorded(trial, entry, deployed), *_emptied(trial, entry)]
-    if not deployed or not waits_of(trial):
+    found = [*_unrecorded(trial), *_emptied(trial)]
+    if not trial.deployed or not trial.waits():
         return found
     found += first_of_each(_data(trial), _stalls(trial), _given_up(trial))
-    if not recorded_to_its_end(trial):
+    if not trial.recorded_to_its_end:
         return found
-    gone = {e["subject"] for _, e in events(trial, "taskmanager.lost")}
-    gone |= {ended_process(e) for _, e in events(trial, "process.exit") if parsed(e["data"]).get("signal")}
-    ended = {attempt_of(e) for e in changes(trial, "task.state", "FINISHED")}
-    finished = {one for one in ended & deployed.keys() if taskmanager_of(deployed[one]) not in gone}
-    rules = [
-        _ends(trial, finished), _sources(trial, entry, finished), _inputs(trial, entry, finished), _deployments(trial, deployed, finished),
-        _restarts(trial), _checkpoints(trial), _losses(trial), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial), _unbuffered(trial, entry), _causes(trial),
-    ]  # fmt: skip
-    return found + first_of_each(*rules, *([_spent(trial, deployed)] if one_clock else []))
+    rules = (
+        _ends, _sources, _inputs, _deployments, _restarts, _checkpoints, _losses, _peers, _unsampled, _unmeasured, _silent, _unbuffered,
+        _causes,
+    )  # fmt: skip
+    return found + first_of_each(
+        *(rule(trial) for rule in rules), *([_spent(trial)] if trial.one_clock else [])
+    )
 
 
-def _unrecorded(trial: Trial, entry: Mapping[str, Any], deployed: Deployed) -> Iterator[Damage]:
+def _unrecorded(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield events that are missing as a whole: the states of the tasks or the end of the job."""
-    waits, drained = waits_of(trial), entry.get("drained") is True
-    if not deployed and any(r["kind"] == "deployment" and r["option"] for _, r in waits):
+    waits, drained = trial.waits(), trial.drained
+    if not trial.deployed and any(r["kind"] == "deployment" and r["option"] for _, r in waits):
         yield no_row("events", "has no task.state, but tasks were deployed (waits)")
-    elif not deployed and drained and any(r["process"].startswith("tm-") for _, r in waits):
+    elif not trial.deployed and drained and any(r["process"].startswith("tm-") for _, r in waits):
         yield no_row("events", "has no task.state, but tasks waited and were drained (waits, manifest)")
-    if not deployed or not waits:
+    if not trial.deployed or not waits:
         return
-    ended = {parsed(e["data"]).get("to") for _, e in events(trial, "job.state")} & TERMINAL_JOB_STATES
+    ended = {e["data"].get("to") for _, e in trial.events("job.state")} & TERMINAL_JOB_STATES
     if drained and not ended:
         yield no_row("events", "has no job.state at the end of the job, which was drained (manifest)")
-    if not events(trial, "trial.phase"):
+    if not trial.events("trial.phase"):
         yield no_row("events", "has no trial.phase")
 
 
-def _emptied(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _emptied(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield tables without rows although tasks finished, or ran, for which the JobManager had waited. The runner, if there was one,
     recorded the phases."""
-    ended, ran = (changes(trial, "task.state", state) for state in ("FINISHED", "RUNNING"))
+    ended, ran = (trial.changes("task.state", state) for state in ("FINISHED", "RUNNING"))
     needed = {"waits", "tasks"} if ended else {"waits"} if ran else set()
-    needed = needed if events(trial, "trial.phase") else set()
+    needed = needed if trial.events("trial.phase") else set()
     lacking = {name for name, table in trial.tables.items() if not len(table)}
-    if needed and "channels" in lacking and any(edges(entry)) and _reading(trial, entry):
+    if needed and "channels" in lacking and trial.edges and _reading(trial):
         needed.add("channels")
-    if waits_of(trial, "checkpoint"):
+    if trial.waits("checkpoint"):
         needed.add("checkpoints")
     for name in sorted(needed & lacking):
         yield Damage(
@@ -149,10 +132,10 @@ def _emptied(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         )
 
 
-def _reading(trial: Trial, entry: Mapping[str, Any]) -> bool:
+def _reading(trial: CheckedTrial) -> bool:
     """Whether an attempt received records for so long that its channels were sampled. A short blocking result is read between
     two samples."""
-    tasks, least_ns = trial.table("tasks"), SAMPLES * sampling_of(len(tasks_of(entry))).channels_s * NS
+    tasks, least_ns = trial.table("tasks"), SAMPLES * sampling_of(len(trial.tasks)).channels_s * NS
     spans: dict[tuple[str, str, int], tuple[int, int, int]] = {}
     for r in tasks.select([*ATTEMPT, "t_ns", "records_in"]).to_pylist() if len(tasks) else ():
         if r["records_in"]:
@@ -162,9 +145,9 @@ def _reading(trial: Trial, entry: Mapping[str, Any]) -> bool:
     return any(grew - begun >= least_ns for begun, grew, _ in spans.values())
 
 
-def _data(trial: Trial) -> Iterator[Damage]:
+def _data(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield an event whose data lacks what every event of its kind has, or has it with another type."""
-    for row, r in distinct(trial, "events", "kind", "data"):
+    for row, r in trial.distinct("events", "kind", "data"):
         for name, kind in EVENT_DATA.get(r["kind"], {}).items():
             found = parsed(r["data"])
             values = [found[one] for one in name.split("|") if one in found]
@@ -184,45 +167,45 @@ def _is(value: object, kind: type) -> bool:
     return type(value) is kind or (kind is float and type(value) is int)
 
 
-def _ends(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
+def _ends(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a wait without the event that ends it, and such an event without its wait. A sink that received no record waited for its first
     one until it was closed."""
     for kind, ending in ENDS_WITH.items():
-        ended, waited = attempts_with(trial, ending), attempts_that_waited(trial, kind)
-        cancelled = [r for _, r in waits_of(trial, kind) if r["outcome"] == Outcome.CANCELLED]
+        ended, waited = trial.attempts_with(ending), trial.attempts_that_waited(kind)
+        cancelled = [r for _, r in trial.waits(kind) if r["outcome"] == Outcome.CANCELLED]
         never = {(r["who"], r["attempt"]) for r in cancelled if kind == "first-record"}
-        for task, attempt in sorted((waited.keys() - ended.keys() - never) & finished):
+        for task, attempt in sorted((waited.keys() - ended.keys() - never) & trial.finished):
             problem = f"is {kind!r}, but there is no {ending} of attempt {attempt} of {task} (events)"
             yield Damage("waits", "kind", waited[task, attempt], problem)
-        for task, attempt in sorted(never & ended.keys() & finished):
+        for task, attempt in sorted(never & ended.keys() & trial.finished):
             problem = f"is 'cancelled', but {task} received its first record in attempt {attempt} ({ending} in events)"
             yield Damage("waits", "outcome", waited[task, attempt], problem)
-        for task, attempt in sorted((ended.keys() - waited.keys()) & finished):
+        for task, attempt in sorted((ended.keys() - waited.keys()) & trial.finished):
             yield no_row("waits", f"has no {kind} of attempt {attempt} of {task} ({ending} in events)")
 
 
-def _sources(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> Iterator[Damage]:
+def _sources(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a source that finished without source.end, and a sink that finished without sink.end."""
-    inner = {target for _, target, _ in edges(entry)}
-    sources = {v["name"] for v in vertices(entry)} - inner
-    sinks = {v["name"] for v in vertices(entry) if v.get("role") == "sink"} & inner
+    inner = {target for _, target, _ in trial.edges}
+    sources = {v["name"] for v in trial.vertices} - inner
+    sinks = {v["name"] for v in trial.vertices if v.get("role") == "sink"} & inner
     for kind, names in (("source.end", sources), ("sink.end", sinks)):
-        for task, attempt in sorted(finished - attempts_with(trial, kind).keys()):
+        for task, attempt in sorted(trial.finished - trial.attempts_with(kind).keys()):
             if vertex_of(task) in names:
                 problem = f"has no {kind} of attempt {attempt} of {task}, which finished (task.state)"
                 yield no_row("events", problem)
 
 
-def _inputs(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> Iterator[Damage]:
+def _inputs(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a task that finished although its gate was not connected, and one that received records without a request for a partition, which
     its process writes before, unless they came from a checkpoint. Another channel of its gate may never be connected."""
-    inner = {target for _, target, _ in edges(entry)}
-    connected, requested = (attempts_with(trial, kind) for kind in ("gate.connected", "partition.request"))
-    waited = attempts_that_waited(trial, "partition")
-    for task, attempt in sorted(finished | _received(trial)):
+    inner = {target for _, target, _ in trial.edges}
+    connected, requested = (trial.attempts_with(kind) for kind in ("gate.connected", "partition.request"))
+    waited = trial.attempts_that_waited("partition")
+    for task, attempt in sorted(trial.finished | _received(trial)):
         if vertex_of(task) not in inner:
             continue
-        ended = (task, attempt) in finished
+        ended = (task, attempt) in trial.finished
         of = f"of attempt {attempt} of {task}, which {'finished (task.state)' if ended else 'received records (tasks)'}"
         if ended and (task, attempt) not in connected:
             yield no_row("events", f"has no gate.connected {of}")
@@ -232,38 +215,37 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> I
             yield no_row("waits", f"has no partition {of}")
 
 
-def _received(trial: Trial) -> set[Attempt]:
+def _received(trial: CheckedTrial) -> set[Attempt]:
     """Return the attempts that had received records when they were sampled, unless a checkpoint may have had them."""
     table = trial.table("tasks")
-    some = table.select(["task", "attempt"]).filter(pc.greater(table.column("records_in"), 0))
-    found = some.group_by(["task", "attempt"]).aggregate([]).to_pylist()
-    return set() if has_channel_state(trial) else {(r["task"], r["attempt"]) for r in found}
+    some = distinct(table.filter(pc.greater(table.column("records_in"), 0)), "task", "attempt")
+    return set() if trial.has_channel_state else {(r["task"], r["attempt"]) for _, r in some}
 
 
-def _deployments(trial: Trial, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
+def _deployments(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield an attempt without a wait for its deployment, or that was deployed to a TaskManager that had not registered. One that
     ended while DEPLOYING may not have been submitted yet."""
-    ended = [e for to in ("CANCELING", "CANCELED", "FAILED") for e in changes(trial, "task.state", to)]
-    unsubmitted = {attempt_of(e) for e in ended if parsed(e["data"]).get("from") == "DEPLOYING"}
-    registered = {e["subject"] for _, e in events(trial, "taskmanager.registered")}
-    waited = {(r["what"], r["attempt"]) for _, r in waits_of(trial, "deployment")}
-    for (task, attempt), event in sorted(deployed.items()):
+    ended = [e for to in ("CANCELING", "CANCELED", "FAILED") for e in trial.changes("task.state", to)]
+    unsubmitted = {attempt_of(e) for e in ended if e["data"].get("from") == "DEPLOYING"}
+    registered = {e["subject"] for _, e in trial.events("taskmanager.registered")}
+    waited = {(r["what"], r["attempt"]) for _, r in trial.waits("deployment")}
+    for (task, attempt), event in sorted(trial.deployed.items()):
         if (there := taskmanager_of(event)) not in registered:
             problem = f"has no taskmanager.registered of {there}, to which {task} was deployed (task.state)"
             yield no_row("events", problem)
         if (task, attempt) not in waited | unsubmitted:
             yield no_row("waits", f"has no deployment of attempt {attempt} of {task} (task.state in events)")
-    named = {name for _, r in waits_of(trial, "registration") for name in (r["who"], r["what"])}
-    used = {taskmanager_of(deployed[key]) for key in finished}
-    used |= {r["process"] for _, r in distinct(trial, "tasks", "process")}
+    named = {name for _, r in trial.waits("registration") for name in (r["who"], r["what"])}
+    used = {taskmanager_of(trial.deployed[key]) for key in trial.finished}
+    used |= {r["process"] for _, r in trial.distinct("tasks", "process")}
     for name in sorted((registered & used) - named):
         yield no_row("waits", f"has no registration of {name} (taskmanager.registered in events)")
 
 
-def _restarts(trial: Trial) -> Iterator[Damage]:
+def _restarts(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a restart that was deployed without what precedes that, an event of a restart that did not start, and waits of one."""
     kinds = (*OF_RESTART, "failover.deployed")
-    rows = {kind: {e["subject"]: row for row, e in events(trial, kind)} for kind in kinds}
+    rows = {kind: {e["subject"]: row for row, e in trial.events(kind)} for kind in kinds}
     started = rows["failover.started"]
     for kind in OF_RESTART:
         if missing := rows["failover.deployed"].keys() - rows[kind].keys():
@@ -273,22 +255,22 @@ def _restarts(trial: Trial) -> Iterator[Damage]:
             problem = f"of {kind} is {min(more)}, but no such restart started"
             yield Damage("events", "subject", found[min(more)], problem)
     for kind, wait in WAIT_OF_RESTART.items():
-        ends = [r["t_ns"] for _, r in waits_of(trial, wait)]
-        for _, event in events(trial, kind):
-            if not happened(trial, event["process"], event["t_ns"], ends):
+        ends = [r["t_ns"] for _, r in trial.waits(wait)]
+        for _, event in trial.events(kind):
+            if not trial.happened(event["process"], event["t_ns"], ends):
                 problem = f"has no {wait} that restart {event['subject']} ended ({kind} in events)"
                 yield no_row("waits", problem)
-    for row, r in waits_of(trial, "cancellation", "restart-delay", "fencing"):
+    for row, r in trial.waits("cancellation", "restart-delay", "fencing"):
         # a TaskManager records the attempt of the task that it cancels
         if not r["process"].startswith("tm-") and str(r["attempt"]) not in started:
             problem = f"of this {r['kind']} wait is {r['attempt']}, but no such restart started"
             yield Damage("waits", "attempt", row, problem)
 
 
-def _causes(trial: Trial) -> Iterator[Damage]:
+def _causes(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a restart that started for another cause than the failures before it."""
-    failures = grouped((event["subject"], event) for _, event in events(trial, "failover.failure"))
-    for row, event in events(trial, "failover.started"):
+    failures = grouped((event["subject"], event) for _, event in trial.events("failover.failure"))
+    for row, event in trial.events("failover.started"):
         before, of = failures.get(event["subject"], [event]), f"of failover.started {event['subject']}"
         if event["text"] not in [e["text"] for e in before]:
             problem = f"{of} is not that of any failover.failure of it: {event['text'][:60]!r}"
@@ -299,23 +281,23 @@ def _causes(trial: Trial) -> Iterator[Damage]:
 
 
 def _blamed(event: Row) -> tuple[Any, ...]:
-    return tuple(parsed(event["data"]).get(name) for name in ("cause_class", "taskmanager", "detector"))
+    return tuple(event["data"].get(name) for name in ("cause_class", "taskmanager", "detector"))
 
 
-def _checkpoints(trial: Trial) -> Iterator[Damage]:
+def _checkpoints(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield completed checkpoints without a wait for them."""
-    completed = [r for _, r in rows_of(trial, "checkpoints") if r["state"] == "completed"]
+    completed = [r for _, r in trial.rows("checkpoints") if r["state"] == "completed"]
     done = Counter((r["process"], f"checkpoint {r['checkpoint']}") for r in completed)
     for kind in ("checkpoint", "completion"):
-        if missing := done - Counter((r["process"], r["what"]) for _, r in waits_of(trial, kind)):
+        if missing := done - Counter((r["process"], r["what"]) for _, r in trial.waits(kind)):
             yield no_row("waits", f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)")
 
 
-def _stalls(trial: Trial) -> Iterator[Damage]:
+def _stalls(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a wait for a stalled process without its event, which is the row before, and an event without its wait, if the process
     wrote other rows after it. Their times may differ by another stall."""
-    stalled = {(e["process"], e["seq"]): row for row, e in events(trial, "loop.stall")}
-    waited = [(r["process"], r["seq"] - 1) for _, r in waits_of(trial, "stalled")]
+    stalled = {(e["process"], e["seq"]): row for row, e in trial.events("loop.stall")}
+    waited = [(r["process"], r["seq"] - 1) for _, r in trial.waits("stalled")]
     for process, seq in waited:
         if (process, seq) not in stalled:
             yield no_row("events", f"has no loop.stall of {process}, which has a wait of that kind (waits)")
@@ -324,18 +306,18 @@ def _stalls(trial: Trial) -> Iterator[Damage]:
             yield no_row("waits", f"has no stall of {process} (loop.stall in events, row {row})")
 
 
-def _went_on(trial: Trial, process: str, seq: int) -> bool:
+def _went_on(trial: CheckedTrial, process: str, seq: int) -> bool:
     """Whether the process wrote more than one row after this one."""
     tables = [t for t in trial.tables.values() if {"process", "seq"} <= {*t.column_names}]
     return any(bool((ints(t, "seq")[equal(t, "process", process)] > seq + 1).any()) for t in tables)
 
 
-def _given_up(trial: Trial) -> Iterator[Damage]:
+def _given_up(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a failure because of a TaskManager that a detector gave up, without the event of its loss, which is written before. A JobMaster
     that does not reach a TaskManager to deploy a task does not give it up."""
-    lost = {event["subject"] for _, event in events(trial, "taskmanager.lost")}
-    for row, event in events(trial, "failover.failure"):
-        data = parsed(event["data"])
+    lost = {event["subject"] for _, event in trial.events("taskmanager.lost")}
+    for row, event in trial.events("failover.failure"):
+        data = event["data"]
         detector, gone = data.get("detector"), str(data.get("taskmanager") or "")
         given_up = detector == RM_NAME or (detector == JOBMASTER_NAME and data.get("wait") == "heartbeat")
         if given_up and gone and gone not in lost:
@@ -343,46 +325,45 @@ def _given_up(trial: Trial) -> Iterator[Damage]:
             yield no_row("events", problem)
 
 
-def _losses(trial: Trial) -> Iterator[Damage]:
+def _losses(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a TaskManager that was lost without a wait for its heartbeat."""
-    expired = [r for _, r in waits_of(trial, "heartbeat") if r["outcome"] == Outcome.EXPIRED]
-    for row, event in events(trial, "taskmanager.lost"):
-        data = parsed(event["data"])
+    expired = [r for _, r in trial.waits("heartbeat") if r["outcome"] == Outcome.EXPIRED]
+    for row, event in trial.events("taskmanager.lost"):
+        data = event["data"]
         mine = (data.get("detector"), event["subject"])
         ends = [r["t_ns"] for r in expired if (r["who"], r["what"]) == mine]
-        if data.get("wait") == "heartbeat" and not happened(trial, event["process"], event["t_ns"], ends):
+        if data.get("wait") == "heartbeat" and not trial.happened(event["process"], event["t_ns"], ends):
             problem = f"of taskmanager.lost is not the end of a heartbeat of {event['subject']} (waits)"
             yield Damage("events", "t_ns", row, problem)
 
 
-def _peers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _peers(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a channel that is on no edge of the job."""
-    known, tasks = {(source, target) for source, target, _ in edges(entry)}, tasks_of(entry)
-    channels = trial.table("channels").select(["side", "task", "peer"])
-    for r in channels.group_by(["side", "task", "peer"]).aggregate([]).to_pylist() if known else ():
+    known, tasks = {(source, target) for source, target, _ in trial.edges}, trial.tasks
+    for _, r in trial.distinct("channels", "side", "task", "peer") if known else ():
         ends = (r["task"], r["peer"]) if r["side"] == "producer" else (r["peer"], r["task"])
         if tuple(map(vertex_of, ends)) not in known or not tasks.issuperset(ends):
             problem = f"is {r['peer'][:60]!r} in a channel of {r['task']} ({r['side']}), but the job has no such edge"
             yield Damage("channels", "peer", -1, problem)
 
 
-def _spent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
-    """Yield an attempt that was busy, back-pressured and idle for longer than since its deployment."""
+def _spent(trial: CheckedTrial) -> Iterator[Damage]:
+    """Yield an attempt whose busy, back-pressured and idle times add up to more than the time since its deployment."""
     table = trial.table("tasks")
     begun = ints(table, "t_ns") - sum(ints(table, c) for c in SPENT)
-    attempts = places_of(trial, "tasks", "task", "attempt")
+    attempts = trial.places("tasks", "task", "attempt")
     for key, rows in sorted(attempts.items(), key=lambda pair: int(pair[1][0])):
         row = int(rows[np.argmin(begun[rows])])
-        early = deployed[key]["t_ns"] - int(begun[row]) if key in deployed else 0
+        early = trial.deployed[key]["t_ns"] - int(begun[row]) if key in trial.deployed else 0
         if early > TOLERANCE_NS:
             column = max(SPENT, key=lambda c: table.column(c)[row].as_py())
             problem = f"makes {key[0]} spend {early / NS:.1f} s more than passed since its deployment (task.state in events)"
             yield Damage("tasks", column, row, problem)
 
 
-def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield an attempt without a sample for long, although its process wrote rows about its channels or latencies then."""
-    interval_ns = int(sampling_of(len(tasks_of(entry))).sample_s * NS)
+def _unsampled(trial: CheckedTrial) -> Iterator[Damage]:
+    """Yield an attempt that has no sample for a long time in which its process wrote rows about its channels or latencies."""
+    interval_ns = int(sampling_of(len(trial.tasks)).sample_s * NS)
     late_ns, pause_ns = TOLERANCE_NS + interval_ns, TOLERANCE_NS + UNSAMPLED * interval_ns
     sampled = _times(trial.table("tasks"))
     for name in ("channels", "latency") if "tasks" in trial.tables else ():
@@ -406,12 +387,12 @@ def _times(table: pa.Table) -> dict[tuple[str, str, int], Ints]:
     return {(r["process"], r["task"], r["attempt"]): t for r, t in zip(firsts, times, strict=False)}
 
 
-def _silent(trial: Trial) -> Iterator[Damage]:
-    """Yield a TaskManager with a task that ran for long, and without any row."""
-    wrote = {r["process"] for name in trial.tables for _, r in distinct(trial, name, "process")}
+def _silent(trial: CheckedTrial) -> Iterator[Damage]:
+    """Yield a TaskManager that wrote no row at all, although a task ran on it for longer than LONG_NS."""
+    wrote = {r["process"] for name in trial.tables for _, r in trial.distinct(name, "process")}
     running: dict[str, int] = {}
-    for _, event in events(trial, "task.state"):
-        data = parsed(event["data"])
+    for _, event in trial.events("task.state"):
+        data = event["data"]
         lasted = event["t_ns"] - running.get(event["subject"], event["t_ns"])
         if data.get("to") == "RUNNING":
             running[event["subject"]] = event["t_ns"]
@@ -420,13 +401,13 @@ def _silent(trial: Trial) -> Iterator[Damage]:
             yield Damage("tasks", "process", -1, problem)
 
 
-def _unbuffered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield a TaskManager that sampled a task for long, and did not record its network buffers or their pools. It looks at them with
-    every tenth sample, the first time before it has taken so many."""
-    wrote = {(r["kind"], r["process"]) for _, r in distinct(trial, "events", "kind", "process")}
+def _unbuffered(trial: CheckedTrial) -> Iterator[Damage]:
+    """Yield a TaskManager that sampled a task many times, but did not record its network buffers or their pools. It reads them with
+    every tenth sample."""
+    wrote = {(r["kind"], r["process"]) for _, r in trial.distinct("events", "kind", "process")}
     known = {kind for kind, _ in wrote}  # earlier versions recorded no pools
     kinds = [kind for kind in ABOUT_BUFFERS if kind == BUFFERS or kind in known]
-    samples = places_of(trial, "tasks", *ATTEMPT) if any(edges(entry)) else {}
+    samples = trial.places("tasks", *ATTEMPT) if trial.edges else {}
     for (process, task, _), rows in sorted(samples.items()):
         for kind in kinds if len(rows) >= UNSAMPLED else ():
             if (kind, process) not in wrote:
@@ -434,16 +415,14 @@ def _unbuffered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
                 yield no_row("events", problem)
 
 
-def _unmeasured(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
+def _unmeasured(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a sink that finished and received records, and measured no latency."""
     if "latency" not in trial.tables:  # it is read in parts
         return
-    measured = {(r["task"], r["attempt"]) for _, r in distinct(trial, "latency", *ATTEMPT)}
+    measured = {(r["task"], r["attempt"]) for _, r in trial.distinct("latency", *ATTEMPT)}
     table = trial.table("tasks")
     received = equal(table, "role", "sink") & (ints(table, "records_in") > 0)
-    sinks = table.select(ATTEMPT).filter(pa.array(received))
-    _, firsts = np.unique(numbered([sinks], ATTEMPT), return_index=True)
-    for r in sinks.take(pa.array(firsts)).to_pylist():
-        if (r["task"], r["attempt"]) in finished - measured:
+    for _, r in distinct(table.filter(pa.array(received)), *ATTEMPT):
+        if (r["task"], r["attempt"]) in trial.finished - measured:
             problem = f"lacks attempt {r['attempt']} of {r['task']}, which received records (tasks)"
             yield Damage("latency", "task", -1, problem)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,19 +11,10 @@ import pyarrow.compute as pc
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.values import NS
-from testbed_runtime.history.columns import (
-    CAUSAL_NS,
-    Owned,
-    Rows,
-    deployments,
-    events,
-    first_true,
-    ints,
-    parsed,
-    rows_of,
-)
+from testbed_runtime.history.checked import CheckedTrial
+from testbed_runtime.history.columns import CAUSAL_NS, Rows, first_true, ints
 from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.schema import LATENCY_WINDOW_NS, Trial
+from testbed_runtime.history.schema import LATENCY_WINDOW_NS
 
 FIRST_STATE = "CREATED"
 LOOSE = 2
@@ -42,21 +32,21 @@ ONCE = {
 }
 """No two rows of these tables are equal in all of these columns."""
 MAY_REPEAT = ("job.state", "rpc.timeout", "failover.cancelled", "stale.rejected", "note")
-"""Kinds of events that may be there twice at one time. A job whose regions are lost together restarts once for each of them; its states
+"""Kinds of events that may occur twice at one time. A job whose regions are lost together restarts once for each of them; its states
 follow on each other."""
 
 
-def check_sequences(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
+def check_sequences(trial: CheckedTrial) -> list[Damage]:
     """Return the rows that cannot follow the row before, at most one for each rule."""
-    rules = [_states(trial), _phases(trial, entry), _faults(trial), _windows(trial), _again(trial)]
-    return first_of_each(*rules, *([_moved(trial)] if one_clock else []))
+    rules = [_states(trial), _phases(trial), _faults(trial), _windows(trial), _again(trial)]
+    return first_of_each(*rules, *([_moved(trial)] if trial.one_clock else []))
 
 
-def _states(trial: Trial) -> Iterator[Damage]:
+def _states(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a change from a state that the task or the job did not have. A JobManager that lost its leadership begins again."""
     last: dict[tuple[str, str, str, int], str] = {}
-    for row, event in events(trial, "task.state", "job.state"):
-        data = parsed(event["data"])
+    for row, event in trial.events("task.state", "job.state"):
+        data = event["data"]
         owner = (event["process"], event["kind"], event["subject"], event["attempt"])
         before = last.get(owner, FIRST_STATE)
         if data.get("from", before) not in (before, FIRST_STATE):
@@ -65,10 +55,10 @@ def _states(trial: Trial) -> Iterator[Damage]:
         last[owner] = str(data.get("to"))
 
 
-def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _phases(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield phases that the runner did not enter in the order of the manifest. A trial that was ended early lacks the last ones."""
-    planned = [str(p["name"]) for p in entry.get("phases") or ()]
-    entered = [(row, e["subject"]) for row, e in events(trial, "trial.phase")]
+    planned = [str(p["name"]) for p in trial.phases]
+    entered = [(row, e["subject"]) for row, e in trial.events("trial.phase")]
     found = [name for _, name in entered]
     if found == [*planned, "end"][: len(found)]:
         return
@@ -78,13 +68,13 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     yield Damage("events", "subject", row, problem)
 
 
-def _of_faults(trial: Trial) -> dict[tuple[str, str, str], Rows]:
+def _of_faults(trial: CheckedTrial) -> dict[tuple[str, str, str], Rows]:
     """Map each fault, on the same targets and by one process, to its rows, in the order in which they were written."""
-    rows = sorted(rows_of(trial, "faults"), key=lambda pair: (pair[1]["process"], pair[1]["seq"]))
+    rows = sorted(trial.rows("faults"), key=lambda pair: (pair[1]["process"], pair[1]["seq"]))
     return grouped(((r["process"], r["fault"], r["targets"]), (row, r)) for row, r in rows)
 
 
-def _faults(trial: Trial) -> Iterator[Damage]:
+def _faults(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a fault that lacks a state, and one that was asked for otherwise in a later row."""
     for (_, name, _), rows in _of_faults(trial).items():
         seen: set[str] = set()
@@ -101,7 +91,7 @@ def _faults(trial: Trial) -> Iterator[Damage]:
                     yield Damage("faults", column, row, problem)
 
 
-def _again(trial: Trial) -> Iterator[Damage]:
+def _again(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a row that a process wrote twice: an event, a wait, or a state of a fault."""
     for name, columns in ONCE.items():
         table = trial.table(name)
@@ -115,8 +105,8 @@ def _again(trial: Trial) -> Iterator[Damage]:
             yield Damage(name, "seq", row, problem)
 
 
-def _moved(trial: Trial) -> Iterator[Damage]:
-    """Yield a state of a fault that is earlier than the one before."""
+def _moved(trial: CheckedTrial) -> Iterator[Damage]:
+    """Yield a state of a fault that has an earlier time than the previous state."""
     for (_, name, _), rows in _of_faults(trial).items():
         for (before, a), (_, b) in pairwise(rows):
             if b["t_ns"] < a["t_ns"] - CAUSAL_NS:
@@ -125,7 +115,7 @@ def _moved(trial: Trial) -> Iterator[Damage]:
                 yield Damage("faults", "t_ns", before, problem)
 
 
-def _windows(trial: Trial) -> Iterator[Damage]:
+def _windows(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a window that is much longer than the time until the next one begins, and one that no task measures: in a job that a
     JobManager deployed they have one length."""
     table = trial.table("latency")
@@ -133,13 +123,13 @@ def _windows(trial: Trial) -> Iterator[Damage]:
         return
     begins, lasts = ints(table, "window_start_ns"), ints(table, "window_ns")
     wrong = {"window_ns": lasts - LATENCY_WINDOW_NS, "window_start_ns": begins % LATENCY_WINDOW_NS}
-    for column, off in wrong.items() if deployments(trial) else ():
+    for column, off in wrong.items() if trial.deployed else ():
         for row in first_true(off):
             value = table.column(column)[row].as_py()
             usual = f"{LATENCY_WINDOW_NS / NS:g} s"
             problem = f"is {value}, but windows take {usual} and begin at a multiple of it"
             yield Damage("latency", column, row, problem)
-    owned = Owned.attempts_of(trial, "latency")
+    owned = trial.attempts("latency")
     after = np.diff(begins[owned.order], append=0)
     after[owned.ends] = np.iinfo(np.int64).max // LOOSE  # no window follows
     for at in first_true(LOOSE * after < lasts[owned.order]):

@@ -14,29 +14,19 @@ from testbed_runtime.core.job.restart import RESTART_STRATEGY, settings_in_effec
 from testbed_runtime.core.options import BY_KEY, OWN_PREFIX
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import GROWN, JOBMASTER_NAME, PRODUCT, RM_NAME, Outcome, named_today
+from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
     OWN_CLOCK,
     ROUNDING_NS,
     Owned,
     attempt_of,
-    deployments,
-    distinct,
-    events,
-    happened,
     ints,
     numbered,
-    parsed,
-    rows_of,
     sound,
-    tolerance_ns,
     vertex_of,
-    waits_of,
 )
-from testbed_runtime.history.contradictions.executions import recorded_to_its_end
 from testbed_runtime.history.damage import Damage, first_of_each, no_row
-from testbed_runtime.history.manifest import edges, options_of
-from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
 ENDS_EARLIER = frozenset(("partition", "credit", "lease"))
@@ -44,7 +34,7 @@ ENDS_EARLIER = frozenset(("partition", "credit", "lease"))
 EXACT = frozenset(("heartbeat", "restart-delay", "replacement"))
 """Kinds of waits that last as long as their option says, if it decides them."""
 USUAL_MIN = 3
-"""So many waits of a trial do not all end between two rows that were written at once."""
+"""Minimum waits that are out of order. Fewer may have ended just between two rows that were written at once."""
 EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
 """A buffer timeout may have begun before the wait for the first record."""
 OWN_BUDGET = frozenset(("partition", "credit"))
@@ -59,14 +49,14 @@ BY_JOBMANAGER = frozenset(("heartbeat", "checkpoint", "deployment"))
 """Those that the JobManager records itself, before the event. A TaskManager that is killed loses its last ones."""
 
 
-def check_waits(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+def check_waits(trial: CheckedTrial) -> list[Damage]:
     """Return the contradictions of waits, at most one for each rule."""
-    return first_of_each(_written(trial), _budgets(trial), _options(trial, entry)) if waits_of(trial) else []
+    return first_of_each(_written(trial), _budgets(trial), _options(trial)) if trial.waits() else []
 
 
-def _written(trial: Trial) -> Iterator[Damage]:
-    """Yield waits that ended after the next row of their process was written, or before the one before. A few may, by the time for which
-    their process did not run."""
+def _written(trial: CheckedTrial) -> Iterator[Damage]:
+    """Yield waits that ended after the next row of their process was written, or before its previous row. A few may, if their process did not
+    run for some time."""
     off: list[Damage] = []
     waits, keys = trial.table("waits"), ("process", "boot_id")
     others = [t for n in OWN_CLOCK if sound(t := trial.table(n), *keys, "seq", "t_ns")]
@@ -89,14 +79,14 @@ def _written(trial: Trial) -> Iterator[Damage]:
         )
         problem = f"is {max(late, early) / NS:.2f} s {where.format(process)}"
         off.append(Damage("waits", "t_ns", row, problem))
-        if max(late, early) > tolerance_ns(trial, process, int(t_ns[at])):
+        if max(late, early) > trial.tolerance_ns(process, int(t_ns[at])):
             yield off[-1]
     yield from off if len(off) >= USUAL_MIN else ()
 
 
-def _budgets(trial: Trial) -> Iterator[Damage]:
+def _budgets(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield waits that their option decided, and that were shorter or had no option."""
-    for row, r in waits_of(trial):
+    for row, r in trial.waits():
         took, least = r["t_ns"] - r["start_ns"], _share(r) * r["budget_ns"] - ROUNDING_NS
         if not Outcome(r["outcome"]).belongs_to_option:
             continue
@@ -119,12 +109,12 @@ def _share(row: Mapping[str, Any]) -> float:
     return 1 - 2 / max(2, int(times)) if times.isdigit() else EXACT_SHARE
 
 
-def _options(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _options(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield values of options that are not those of the manifest, and budgets that do not follow from them. Those of a restart strategy
     that Flink ignores are not read."""
-    asked = options_of(entry)
+    asked = trial.options
     in_effect = settings_in_effect(asked)
-    for row, r in waits_of(trial):
+    for row, r in trial.waits():
         options = in_effect if r["option"].startswith(RESTART_STRATEGY) else asked
         keys = named_today(r["option"]).split(PRODUCT) if r["option"] else []
         if not all(key in BY_KEY for key in keys) or not keys:
@@ -148,28 +138,29 @@ def _options(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
                 yield Damage("waits", "budget_ns", row, problem)
 
 
-def check_awaited(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return waits for something that the job does not have, at most one for each rule, if the JobManager recorded the whole job."""
-    if not deployments(trial) or not recorded_to_its_end(trial):
+def check_awaited(trial: CheckedTrial) -> list[Damage]:
+    """Return waits for something that the job does not have, and events whose wait is missing, at most one for each rule. A JobManager
+    that was killed loses its last rows."""
+    if not trial.deployed or not trial.waits() or not trial.recorded_to_its_end:
         return []
-    return first_of_each(_producers(trial, entry), _checkpoints(trial))
+    return first_of_each(_producers(trial), _checkpoints(trial), _ended(trial), _delayed(trial))
 
 
-def _producers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _producers(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a wait for the partition of a task that sends nothing to the one that waits."""
-    known = {(source, target) for source, target, _ in edges(entry)}
-    for row, r in distinct(trial, "waits", "kind", "who", "what"):
+    known = {(source, target) for source, target, _ in trial.edges}
+    for row, r in trial.distinct("waits", "kind", "who", "what"):
         edge = vertex_of(r["what"]), vertex_of(r["who"])
         if r["kind"] == "partition" and r["what"] != OWN and known and edge not in known:
             problem = f"is {r['what'][:60]!r}, which sends nothing to {r['who']} (manifest)"
             yield Damage("waits", "what", row, problem)
 
 
-def _checkpoints(trial: Trial) -> Iterator[Damage]:
+def _checkpoints(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a wait for another checkpoint than the one that the task restored, and for the barriers of one that was not triggered."""
-    restored = {attempt_of(e): e["checkpoint"] for _, e in events(trial, "task.restored")}
-    triggered = {r["checkpoint"] for _, r in rows_of(trial, "checkpoints")}
-    for row, r in waits_of(trial, "restore", "alignment"):
+    restored = {attempt_of(e): e["checkpoint"] for _, e in trial.events("task.restored")}
+    triggered = {r["checkpoint"] for _, r in trial.rows("checkpoints")}
+    for row, r in trial.waits("restore", "alignment"):
         found = re.fullmatch(NUMBER, r["what"])
         number = found and int(found[1])
         mine = restored.get((r["who"], r["attempt"]), number)
@@ -180,34 +171,27 @@ def _checkpoints(trial: Trial) -> Iterator[Damage]:
             yield Damage("waits", "what", row, f"is {r['what']!r}, which was not triggered (checkpoints)")
 
 
-def check_ended(trial: Trial) -> list[Damage]:
-    """Return the events whose wait is missing, at most one for each rule. A JobManager that was killed loses its last rows."""
-    if not deployments(trial) or not waits_of(trial) or not recorded_to_its_end(trial):
-        return []
-    return first_of_each(_ended(trial), _delayed(trial))
-
-
-def _ended(trial: Trial) -> Iterator[Damage]:
+def _ended(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield an event that ended a wait of a kind of which none ended then. A busy JobMaster hears late of a loss that the ResourceManager
     noticed."""
-    ends = {kind: [r["t_ns"] for _, r in waits_of(trial, kind)] for kind in BY_JOBMANAGER}
-    for _, event in events(trial, *ENDING):
-        data = parsed(event["data"])
+    ends = {kind: [r["t_ns"] for _, r in trial.waits(kind)] for kind in BY_JOBMANAGER}
+    for _, event in trial.events(*ENDING):
+        data = event["data"]
         kind = str(data.get("wait"))
         detectors = (JOBMASTER_NAME, RM_NAME) if event["kind"] == LOST else (JOBMASTER_NAME,)
         if kind not in BY_JOBMANAGER or data.get("detector") not in detectors:
             continue
-        if not happened(trial, event["process"], event["t_ns"], ends[kind]):
+        if not trial.happened(event["process"], event["t_ns"], ends[kind]):
             problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
             yield no_row("waits", problem)
 
 
-def _delayed(trial: Trial) -> Iterator[Damage]:
+def _delayed(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a restart that the restart strategy delayed, and that did not wait."""
-    waited = [r for _, r in waits_of(trial, "restart-delay") if r["who"] == JOBMASTER_NAME]
+    waited = [r for _, r in trial.waits("restart-delay") if r["who"] == JOBMASTER_NAME]
     delayed = {str(r["attempt"]) for r in waited}
-    for _, event in events(trial, "failover.started"):
-        seconds = parsed(event["data"]).get("delay_s")
+    for _, event in trial.events("failover.started"):
+        seconds = event["data"].get("delay_s")
         if isinstance(seconds, int | float) and seconds > 0 and event["subject"] not in delayed:
             problem = f"has no restart-delay of restart {event['subject']}, which was delayed by {seconds:g} s (failover.started in events)"
             yield no_row("waits", problem)
