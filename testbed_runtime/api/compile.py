@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from testbed_runtime.api import fields, models
-from testbed_runtime.api.iteration_rules import Found, data_edges, iterations
+from testbed_runtime.api.iteration_rules import WrittenIteration, data_edges, iterations
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.model import Fault, Target
@@ -259,7 +259,7 @@ def job_graph(job: models.Job, *, seed: int) -> JobGraph:
     return JobGraph(name=JOB, vertices=tuple(vertices), edges=tuple(edges), seed=seed)
 
 
-def _synchronization(loop: Found) -> JobVertex:
+def _synchronization(loop: WrittenIteration) -> JobVertex:
     """Return the synchronisation task of an iteration. It runs in a slot of the head."""
     return JobVertex(
         loop.config.sync,
@@ -270,7 +270,7 @@ def _synchronization(loop: Found) -> JobVertex:
     )
 
 
-def _vertex(vertex: models.Vertex, loops: Sequence[Found]) -> JobVertex:
+def _vertex(vertex: models.Vertex, loops: Sequence[WrittenIteration]) -> JobVertex:
     service_time_s = parse_duration(vertex.service_time)
     source = operator = sink = None
     if vertex.source is not None:

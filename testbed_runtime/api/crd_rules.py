@@ -46,7 +46,7 @@ def _same(path: str) -> str:
 def _unchangeable(field: str, rule: str) -> Rule:
     """Return the rule for a field of a ScenarioRun that does not change."""
     advice = (
-        "of a run does not change, only suspend and ttlSecondsAfterFinished do: create another ScenarioRun"
+        "of a run cannot change, only suspend and ttlSecondsAfterFinished can: create another ScenarioRun"
     )
     return {"rule": rule, "message": f"{field} {advice}"}
 
@@ -66,7 +66,7 @@ _FIXED = [_same(f"spec.{field}") for field in TuningStudySpec.model_fields if fi
 _OTHERS["TuningStudy"] = [
     {
         "rule": f"!has(oldSelf.status) || !has(oldSelf.status.startedAt) || ({' && '.join(_FIXED)})",
-        "message": "of a study that has begun, only budget, apply and suspend change, because its rows must be measured alike: "
+        "message": "of a study that has begun, only budget, apply and suspend can change, because all rows must be measured alike: "
         "delete it, and create it again",
     }
 ]

@@ -99,7 +99,7 @@ def _root(kind: str) -> Schema:
             "spec": {**_Writer(spec).object(spec), "description": meaning(model, "spec")},
             "status": {
                 "type": "object",
-                "description": "What became of it; written by the operator.",
+                "description": "The observed state, written by the operator.",
                 "properties": crd_status.STATUS[kind],
             },
         },

@@ -22,10 +22,10 @@ _INSIDE = {
     DELTA: ("map", "keyed-count", "python", "flat-map", "solution-set-join"),
 }
 """The operators that a step function of each kind may have."""
-_DELTA_ONLY = ("flat-map", "solution-set-join")
+_DELTA_ONLY = set(_INSIDE[DELTA]) - set(_INSIDE[BULK])
 
 
-class Found(Struct, frozen=True):
+class WrittenIteration(Struct, frozen=True):
     """An iteration as it is written in the document. `tail` is None without a feedback edge. `chain` leads from the first vertex after the
     head to the tail, and is empty unless they are connected."""
 
@@ -51,7 +51,7 @@ def data_edges(job: models.Job) -> list[models.Edge]:
     return [edge for edge in job.edges if not edge.feedback]
 
 
-def iterations(job: models.Job) -> list[Found]:
+def iterations(job: models.Job) -> list[WrittenIteration]:
     """Return all iterations, including incomplete ones."""
     vertices = {v.name: v for v in job.vertices}
     found = []
@@ -62,7 +62,7 @@ def iterations(job: models.Job) -> list[Found]:
             vertices[e.from_] for e in job.edges if e.feedback and e.to == head.name and e.from_ in vertices
         ]
         tail = tails[0] if tails else None
-        found.append(Found(head, tail, _chain(job, head, tail, vertices) if tail else ()))
+        found.append(WrittenIteration(head, tail, _chain(job, head, tail, vertices) if tail else ()))
     return found
 
 
@@ -124,7 +124,7 @@ def _feedback_edges(job: models.Job, where: str) -> Iterator[UserError]:
             yield UserError(path, text, "leave them out")
 
 
-def _one(job: models.Job, one: Found, path: str, index: dict[str, str]) -> Iterator[UserError]:
+def _one(job: models.Job, one: WrittenIteration, path: str, index: dict[str, str]) -> Iterator[UserError]:
     head, tail, config = one.head, one.tail, one.config
     feedback = [e for e in job.edges if e.feedback and e.to == head.name]
     if len(feedback) != 1 or tail is None:
@@ -162,7 +162,7 @@ def _one(job: models.Job, one: Found, path: str, index: dict[str, str]) -> Itera
         yield from _delta(job, one, index)
 
 
-def _inside(job: models.Job, one: Found, index: dict[str, str]) -> Iterator[UserError]:
+def _inside(job: models.Job, one: WrittenIteration, index: dict[str, str]) -> Iterator[UserError]:
     """Yield a problem for each vertex of the step function that is no suitable operator, or has other outputs than the next vertex."""
     tail, kind = one.chain[-1], one.config.kind
     for vertex in one.chain:
@@ -184,7 +184,7 @@ def _inside(job: models.Job, one: Found, index: dict[str, str]) -> Iterator[User
             )
 
 
-def _edges(job: models.Job, one: Found, path: str) -> Iterator[UserError]:
+def _edges(job: models.Job, one: WrittenIteration, path: str) -> Iterator[UserError]:
     """Check the edges: the head must feed the step function and at least one other vertex, and records inside are never copied or stored."""
     inside = {v.name for v in one.chain}
     results = [e for e in data_edges(job) if e.from_ == one.head.name and e.to not in inside]
@@ -203,7 +203,7 @@ def _edges(job: models.Job, one: Found, path: str) -> Iterator[UserError]:
             yield UserError(where, text, "write partitioning: hash, rebalance or forward, and nothing else")
 
 
-def _delta(job: models.Job, one: Found, index: dict[str, str]) -> Iterator[UserError]:
+def _delta(job: models.Job, one: WrittenIteration, index: dict[str, str]) -> Iterator[UserError]:
     """Check that each candidate of a delta iteration reaches the subtask that has the entry with its key."""
     head, tail = one.head, one.chain[-1]
     if tail.operator != "solution-set-join":

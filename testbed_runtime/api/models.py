@@ -274,7 +274,7 @@ class TaskManagerSelection(Part):
 
 
 class Peers(Part):
-    """The other end of a link; everybody when empty."""
+    """The other end of a link; all processes if empty."""
 
     names: Annotated[list[Name], Field(max_length=limits.MAX_NAMES)] = []
     """`tm-0`, …, or `jobmanager`."""

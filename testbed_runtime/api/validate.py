@@ -31,6 +31,7 @@ from testbed_runtime.core.values import parse_duration
 
 _ALONE = re.compile(r"Configuration\[[^]]*\]$|\.metric$|\.options\[\d+\]")
 """Paths of errors that do not depend on other fields: those of Flink's options and of names of metrics."""
+P = TypeVar("P", bound=models.Part)
 P_co = TypeVar("P_co", bound=models.Part, covariant=True)
 
 
@@ -81,6 +82,11 @@ def validate(data: Any) -> Findings[models.Scenario]:
     return judged(scenario)
 
 
+def judged(scenario: models.Scenario) -> Findings[models.Scenario]:
+    """Return the findings of the rules that the models do not check."""
+    return judged_spec(scenario, scenario.spec)
+
+
 def refused(
     model: type[models.Part], data: Any, error: ValidationError, rules: Callable[[Any], Findings[Any]]
 ) -> tuple[UserError, ...]:
@@ -94,24 +100,24 @@ def refused(
     return (*errors, *(e for e in rest if _ALONE.search(e.path)))
 
 
-def judged(scenario: models.Scenario) -> Findings[models.Scenario]:
-    """Return the findings of the rules that the models do not check."""
+def judged_spec(resource: P, spec: models.ScenarioSpec) -> Findings[P]:
+    """Return the findings of `judged` about the scenario of a resource, with the paths of a Scenario."""
     collected = option_rules.Collected()
-    for path, setting in _settings_with_paths(scenario.spec):
+    for path, setting in _settings_with_paths(spec):
         own = ".testbed" if path == "spec" else ""
         collected.errors.extend(job_rules.problems(setting.testbed, path + own))
         option_rules.judge_testbed(setting.testbed, f"{path}{own}.flinkConfiguration", collected)
-        collected.errors.extend(fault_rules.problems(setting, path, scenario.spec.timeline))
-        if path == "spec" or setting.faults != tuple(scenario.spec.faults):
+        collected.errors.extend(fault_rules.problems(setting, path, spec.timeline))
+        if path == "spec" or setting.faults != tuple(spec.faults):
             collected.warnings.extend(fault_rules.doubts(setting, path))
-    collected.warnings.extend(without_unit(scenario.spec, "spec"))
-    variants = [v.name for v in scenario.spec.variants]
+    collected.warnings.extend(without_unit(spec, "spec"))
+    variants = [v.name for v in spec.variants]
     collected.errors.extend(job_rules.repeated_names(variants, "spec.variants", "variant"))
-    collected.errors.extend(_expectation_problems(scenario.spec))
-    collected.warnings.extend(_expectation_doubts(scenario.spec))
-    collected.errors.extend(_comparison_problems(scenario.spec))
+    collected.errors.extend(_expectation_problems(spec))
+    collected.warnings.extend(_expectation_doubts(spec))
+    collected.errors.extend(_comparison_problems(spec))
     return Findings(
-        scenario,
+        resource,
         tuple(_once(collected.errors)),
         _once_each(collected.warnings),
         tuple(dict.fromkeys(collected.without_effect)),

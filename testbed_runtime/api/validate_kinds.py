@@ -13,7 +13,7 @@ from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import show
-from testbed_runtime.api.validate import Findings, expectation_problem, judged, refused, validate
+from testbed_runtime.api.validate import Findings, expectation_problem, judged, judged_spec, refused
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
@@ -104,13 +104,7 @@ def _checkpoint_problems(scenario: models.ScenarioSpec) -> list[UserError]:
 def _run(resource: Any) -> KindFindings:
     """Validate a ScenarioRun. Its copy of a scenario gets the errors of a Scenario, with their paths moved below `spec.scenario`."""
     spec: kinds.ScenarioRunSpec = resource.spec
-    scenario = models.Scenario.model_construct(
-        api_version=API_VERSION,
-        kind="Scenario",
-        metadata=models.Metadata.model_construct(name="scenario"),
-        spec=spec.scenario,
-    )
-    found = validate(scenario.model_dump(by_alias=True, exclude_unset=True))
+    found = judged_spec(resource, spec.scenario)
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
     errors += _checkpoint_problems(spec.scenario)

@@ -27,7 +27,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.history.manifest import MANIFEST
 
     login = access.access_for(on.value, namespace, context, kubeconfig)
-    how = running.How(out=out, environment=on, policy=inconclusive, quiet=quiet, access=login)
+    settings = running.RunSettings(out=out, environment=on, policy=inconclusive, quiet=quiet, access=login)
     loaded = loading.load_all(loading.find_all(folder))
     folders.make_folder(out, exist_ok=True)
     results: list[Any] = []
@@ -37,7 +37,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
         for item in loaded:
             name = item.scenario.metadata.name
             try:
-                result = running.run_loaded(item, session, how)
+                result = running.run_loaded(item, session, settings)
             except HeadgateError as error:
                 exits.report(error)
                 refused.append((name, str(error)))

@@ -29,7 +29,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli.session import Session
 
     login = access.access_for(on.value, namespace, context, kubeconfig)
-    how = running.How(
+    settings = running.RunSettings(
         out=out,
         environment=on,
         variants=variant or (),
@@ -42,7 +42,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     verdicts = []
     with Session() as session:
         for item in loaded:
-            result = running.run_loaded(item, session, how)
+            result = running.run_loaded(item, session, settings)
             running.conclude(item.scenario.metadata.name, result)
             verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(verdicts, inconclusive))

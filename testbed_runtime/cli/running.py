@@ -43,7 +43,7 @@ GIVEN_UP = "the cluster did not confirm the request to stop: the run may go on t
 STOPPED = "the run in the cluster was asked to heal and to stop; it stays there, with what was recorded"
 
 
-class How(Struct, frozen=True, kw_only=True):
+class RunSettings(Struct, frozen=True, kw_only=True):
     """How scenarios are run, by any command that runs them."""
 
     out: Path
@@ -55,18 +55,18 @@ class How(Struct, frozen=True, kw_only=True):
     access: Access = NO_LOGIN
 
 
-def run_loaded(loaded: Loaded, session: Session, how: How) -> RunResult:
+def run_loaded(loaded: Loaded, session: Session, settings: RunSettings) -> RunResult:
     """Run a scenario; once more if it was Inconclusive and the policy is `retry`. Raises HeadgateError, Interrupted."""
     for warning in loaded.warnings:
         say(f"{loaded.path}: {warning}")
 
     def once() -> RunResult:
-        if how.environment is Environment.KUBERNETES:
-            return _in_cluster(loaded, how)
-        return _on_this_machine(loaded, session, how)
+        if settings.environment is Environment.KUBERNETES:
+            return _in_cluster(loaded, settings)
+        return _on_this_machine(loaded, session, settings)
 
     result = once()
-    for _ in range(RETRIES if how.policy is Policy.RETRY else 0):
+    for _ in range(RETRIES if settings.policy is Policy.RETRY else 0):
         if result.verdict["verdict"] != "Inconclusive":
             break
         say("Inconclusive: running it once more")
@@ -74,8 +74,8 @@ def run_loaded(loaded: Loaded, session: Session, how: How) -> RunResult:
     return result
 
 
-def _on_this_machine(loaded: Loaded, session: Session, how: How) -> RunResult:
-    with _request(loaded, how, "local") as request, rendering(quiet=how.quiet) as progress:
+def _on_this_machine(loaded: Loaded, session: Session, settings: RunSettings) -> RunResult:
+    with _request(loaded, settings, "local") as request, rendering(quiet=settings.quiet) as progress:
         host, evaluator = environments.local(request.folder, progress, session.spark, request.plan)
         runner = Runner(request, host=host, evaluator=evaluator, progress=progress)
         return session.run(runner.run())
@@ -92,11 +92,11 @@ def still_possible(folder: Path) -> str:
     return f"`headgate evaluate {folder}` judges the trials that were recorded" if recorded else ""
 
 
-def _in_cluster(loaded: Loaded, how: How) -> RunResult:
+def _in_cluster(loaded: Loaded, settings: RunSettings) -> RunResult:
     """Run the scenario as a ScenarioRun, which stays in the cluster with its report."""
 
     async def follow(progress: Progress) -> RunResult:
-        async with connected(how.access) as api:
+        async with connected(settings.access) as api:
             from testbed_runtime.kube.client_run import ClientRun
 
             run = ClientRun(api, api.namespace, progress)
@@ -104,20 +104,20 @@ def _in_cluster(loaded: Loaded, how: How) -> RunResult:
                 loaded.scenario,
                 loaded.document,
                 plan=plan,
-                out=how.out,
-                variants=how.variants,
-                control=how.control,
+                out=settings.out,
+                variants=settings.variants,
+                control=settings.control,
                 checkpoints=checkpoints,
                 files=files,
             )
 
     from testbed_runtime.kube.functions import files_of
 
-    plan = _plan(loaded, how)
+    plan = _plan(loaded, settings)
     require_functions(plan, pods=True)
     files = files_of(loaded.document, loaded.folder)
     checkpoints = kept_checkpoints(plan)
-    with rendering(quiet=how.quiet) as progress:
+    with rendering(quiet=settings.quiet) as progress:
         return run_interruptible(follow(progress), became=STOPPED, given_up=GIVEN_UP)
 
 
@@ -127,25 +127,29 @@ def simulate_loaded(
     """Run a scenario in virtual time."""
     from testbed_runtime.simulation.entry import simulate
 
-    how = How(out=out, variants=variants)
-    with _request(loaded, how, "simulation") as request, rendering(quiet=quiet) as progress:
+    settings = RunSettings(out=out, variants=variants)
+    with _request(loaded, settings, "simulation") as request, rendering(quiet=quiet) as progress:
         return simulate(request, progress)
 
 
-def _plan(loaded: Loaded, how: How) -> RunPlan:
+def _plan(loaded: Loaded, settings: RunSettings) -> RunPlan:
     folder = loaded.folder.resolve()
-    return compile_run(loaded.scenario, scenario_folder=folder, variants=how.variants, control=how.control)
+    return compile_run(
+        loaded.scenario, scenario_folder=folder, variants=settings.variants, control=settings.control
+    )
 
 
 @contextmanager
-def _request(loaded: Loaded, how: How, environment: str) -> Iterator[RunRequest]:
-    plan = _plan(loaded, how)
+def _request(loaded: Loaded, settings: RunSettings, environment: str) -> Iterator[RunRequest]:
+    plan = _plan(loaded, settings)
     require_functions(plan)
     kept_checkpoints(plan)
-    folder, info = environments.new_run(how.out, loaded, environment)
+    folder, info = environments.new_run(settings.out, loaded, environment)
     try:
         with naming(folder):
-            yield RunRequest(plan, loaded.document, info, folder, inconclusive=in_junit(how.policy, "skip"))
+            yield RunRequest(
+                plan, loaded.document, info, folder, inconclusive=in_junit(settings.policy, "skip")
+            )
     # a simulation has nothing to clean up, so it ends with a KeyboardInterrupt
     except (Interrupted, KeyboardInterrupt) as error:
         raise Interrupted("; ".join(filter(None, [str(error), still_possible(folder)]))) from None

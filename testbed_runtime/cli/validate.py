@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,10 +43,10 @@ On = Annotated[
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """The findings of one document."""
+    """The findings of one document, as the JSON shows them."""
 
-    path: str
-    number: int = 0
+    file: str
+    document: int = 0
     """The place of the document in a file that has several, from 1."""
     kind: str = ""
     name: str = ""
@@ -89,7 +89,8 @@ def validate(
         options.known_version(flink_version)
     checked = [item for path in find(documents) for item in check(path, on, flink_version)]
     valid = not any(item.errors for item in checked)
-    data = {"valid": valid, "documents": [_as_json(c) for c in checked]}
+    documents_json = [{**asdict(item), "valid": not item.errors} for item in checked]
+    data = {"valid": valid, "documents": documents_json}
     options.show(data, (line for item in checked for line in lines_of(item)), as_json=as_json)
     raise typer.Exit(exits.PASS if valid else exits.ERROR)
 
@@ -165,7 +166,7 @@ def check(path: Path, on: options.Environment | None, flink_version: str | None 
     try:
         documents, confs = loading.read_all(path)
     except UserError as error:
-        checked = Checked(path=str(path))
+        checked = Checked(file=str(path))
         checked.add(error)
         return [checked]
     found = [_check_document(path, document, on) for document in documents]
@@ -178,7 +179,7 @@ def _check_document(path: Path, document: Document, on: options.Environment | No
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
 
-    checked = Checked(path=str(path), number=document.number)
+    checked = Checked(file=str(path), document=document.number)
     checked.kind = str(document.data.get("kind") or "")
     metadata = document.data.get("metadata")
     checked.name = str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
@@ -202,7 +203,7 @@ def _check_conf(path: str, conf: FlinkConf, flink_version: str | None) -> Checke
     from testbed_runtime.api import flinkconf
     from testbed_runtime.cli import loading
 
-    checked = Checked(path=path, kind=conf.kind, name=conf.name)
+    checked = Checked(file=path, kind=conf.kind, name=conf.name)
     version = flink_version or conf.version
     try:
         found = flinkconf.judge_options(conf, options.known_version(version))
@@ -257,28 +258,15 @@ def _capabilities() -> Capabilities:
 
 def lines_of(checked: Checked) -> list[str]:
     """Return the findings of a document as lines. Pure."""
-    file = f"{checked.path}: document {checked.number}" if checked.number else checked.path
+    file = f"{checked.file}: document {checked.document}" if checked.document else checked.file
     what = " ".join(filter(None, [checked.kind, checked.name]))
     state = "invalid" if checked.errors else "valid"
     size = f" ({checked.size})" if checked.size else ""
     lines = [f"{file}: {state}: {what}{size}" if what else f"{file}: {state}"]
     for error in checked.errors:
         line = f"line {error['line']}: " if error["line"] else ""
-        place = f"{error['path']}: " if error["path"] != checked.path else ""
+        place = f"{error['path']}: " if error["path"] != checked.file else ""
         lines.append(
             f"  error: {line}{place}{error['problem']}" + (f" ({error['hint']})" if error["hint"] else "")
         )
     return [*lines, *(f"  warning: {warning}" for warning in checked.warnings)]
-
-
-def _as_json(checked: Checked) -> dict[str, Any]:
-    return {
-        "file": checked.path,
-        "document": checked.number,
-        "kind": checked.kind,
-        "name": checked.name,
-        "valid": not checked.errors,
-        "trials": checked.trials,
-        "errors": checked.errors,
-        "warnings": checked.warnings,
-    }

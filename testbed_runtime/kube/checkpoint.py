@@ -18,7 +18,7 @@ from testbed_runtime.core.job.restore import IN_CLUSTER, STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.kube.api import Api, polled_patiently
-from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map, with_parts
+from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, config_map, unwatched, with_parts
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.http import MAX_OBJECT_BYTES
 
@@ -60,7 +60,7 @@ def unpack(parts: Sequence[bytes]) -> dict[str, bytes]:
 def config_maps(run: Resource, name: str, parts: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the ConfigMaps of a packed checkpoint: `name`, `name-1`, … They are deleted with the run."""
     return [
-        brought(config_map(run, _part_name(name, number), {PARTS: str(len(parts))}, {PART: part}))
+        unwatched(config_map(run, _part_name(name, number), {PARTS: str(len(parts))}, {PART: part}))
         for number, part in enumerate(parts)
     ]
 

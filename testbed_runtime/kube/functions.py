@@ -12,7 +12,7 @@ from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.functions import FIELD, KEY, FunctionReference, is_in_cluster
 from testbed_runtime.core.job.restore import IN_CLUSTER
-from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map, with_parts
+from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, config_map, unwatched, with_parts
 
 
 def files_of(document: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -96,7 +96,7 @@ def in_cluster(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def manifest(run: Resource, name: str, files: Mapping[str, str]) -> dict[str, Any]:
     """Return the ConfigMap, which is deleted with the run. It is immutable, so that it does not change during the run."""
-    return {**brought(config_map(run, name, files)), "immutable": True}
+    return {**unwatched(config_map(run, name, files)), "immutable": True}
 
 
 def _with_references(document: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ CONFIG_MAP_BYTES = 900_000
 """Content of one ConfigMap, which may have 1 MiB with its names."""
 
 
-def brought(found: dict[str, Any]) -> dict[str, Any]:
+def unwatched(found: dict[str, Any]) -> dict[str, Any]:
     """Return a ConfigMap without the label that the operator watches. The operator does not need the ConfigMaps of the command line."""
     del found["metadata"]["labels"][naming.LABEL_MANAGED_BY]
     return found

@@ -234,7 +234,7 @@ class Runner:
     async def _is_decided(self, manifest: Manifest) -> bool:
         """Evaluate the trials so far, and return whether the comparisons of the run are decided. False if the evaluation
         fails."""
-        self.progress.on_event(Evaluating("looking whether the comparisons are decided"))
+        self.progress.on_event(Evaluating("checking whether the comparisons are decided"))
         trials = trials_to_evaluate(manifest.data)
         try:
             rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []

@@ -85,7 +85,7 @@ class Evaluating(Struct, frozen=True):
 
 STAGES = {
     "fetch": "fetching the recorded histories",
-    "histories": "looking at the recorded histories",
+    "histories": "reading the recorded histories",
     "spark": "starting Spark",
     "spark-again": "starting Spark again, because it ended",
     "trials": "computing the metrics of each trial",

@@ -62,7 +62,7 @@ def test_A9_a_first_scenario_that_fails_is_not_forgiven_by_a_last_one_that_passe
     monkeypatch.setattr(
         running,
         "run_loaded",
-        lambda loaded, _, how: running.simulate_loaded(loaded, out=how.out, quiet=how.quiet),
+        lambda loaded, _, settings: running.simulate_loaded(loaded, out=settings.out, quiet=settings.quiet),
     )
     for name, document in (
         ("1-fails", killed_consumer("fails", metric="recovery.detect", max="1 ms")),
@@ -90,9 +90,9 @@ def test_A10_a_threshold_that_was_breached_is_not_tried_again(
     )
     runs = []
 
-    def once(loaded: Any, _: Any, how: running.How) -> Any:
+    def once(loaded: Any, _: Any, settings: running.RunSettings) -> Any:
         runs.append(loaded.path)
-        return running.simulate_loaded(loaded, out=how.out, quiet=how.quiet)
+        return running.simulate_loaded(loaded, out=settings.out, quiet=settings.quiet)
 
     monkeypatch.setattr(running, "_on_this_machine", once)
     said = CliRunner().invoke(

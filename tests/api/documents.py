@@ -126,7 +126,7 @@ def bad(name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def class_a_holds(findings: KindFindings) -> bool:
     """The models accept it, and what CEL can say beyond them (two fields of one object) holds too."""
-    beyond = ("would come early", "executors in pods of their own")
+    beyond = ("would come early", "executors in their own pods")
     return findings.resource is not None and not any(
         words in str(error) for error in findings.errors for words in beyond
     )

@@ -164,7 +164,7 @@ def test_a_run_does_not_change_but_for_suspend_and_its_time_to_live(api: Api):
         assert "create another ScenarioRun" in message
     accepted, message = api.change(run, lambda o: o["spec"].update(variants=["short"]))
     assert not accepted
-    assert "variants of a run does not change" in message
+    assert "variants of a run cannot change" in message
 
 
 def test_a_study_that_has_begun_changes_only_what_does_not_touch_its_rows(ready: Cluster, api: Api):
@@ -181,7 +181,7 @@ def test_a_study_that_has_begun_changes_only_what_does_not_touch_its_rows(ready:
     for wanted in ({"trials": 7}, {"references": ["Current"]}, {"variants": ["short"]}):
         accepted, message = api.change(study, lambda o, w=wanted: o["spec"].update(w))
         assert not accepted, wanted
-        assert "only budget, apply and suspend change" in message
+        assert "only budget, apply and suspend can change" in message
     allowed = {"suspend": False, "budget": {"runs": 40, "parallel": 2}, "apply": {"name": "first"}}
     assert api.change(study, lambda o: o["spec"].update(allowed)) == (True, "")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import settings
+from .command import run
 from .say import say, step
 from .settings import ClusterError, Layout
 
@@ -20,7 +21,6 @@ KUBERNETES_MODULE = "k8s.io/kubernetes"
 STAGING_VERSION = "v0." + settings.KUBERNETES.split(".", 1)[1]
 UNPUBLISHED = "v0.0.0"  # the version of staging modules in Kubernetes's own go.mod
 GO_FOLDER = "/usr/local/go/bin"  # where Go's own archive is unpacked
-ERROR_TAIL_LINES = 15
 JOBS_VARIABLE = "HEADGATE_BUILD_JOBS"  # how many cores a build may use; default: all
 NICE = ("nice", "-n", "19")
 
@@ -194,18 +194,6 @@ def _run(layout: Layout, command: Sequence[str], folder: Path | None = None) -> 
     }
     if jobs := os.environ.get(JOBS_VARIABLE):
         own["GOMAXPROCS"] = jobs
-    quiet = NICE if jobs else ()
     layout.scratch.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **own}
-    done = subprocess.run(
-        [*quiet, *command],
-        cwd=folder or layout.scratch,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        tail = "\n".join((done.stderr or done.stdout).splitlines()[-ERROR_TAIL_LINES:])
-        raise ClusterError(f"`{' '.join(command[:3])} …` failed:\n{tail}")
-    return done.stdout
+    quiet = NICE if jobs else ()
+    return run([*quiet, *command], folder=folder or layout.scratch, environment={**os.environ, **own})

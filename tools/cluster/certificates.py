@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import settings
+from .command import run
 from .settings import ClusterError
 
 DAYS = 365
@@ -125,6 +125,7 @@ def _kubeconfig(folder: Path, identity: Identity) -> str:
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"openssl {arguments[0]} failed (version 3 is needed):\n{done.stderr.strip()}")
+    try:
+        run(["openssl", *arguments], folder=folder)
+    except ClusterError as error:
+        raise ClusterError(f"{error}\nopenssl 3 or newer is needed") from None

@@ -8,6 +8,7 @@ import subprocess
 from typing import Any
 
 from . import settings
+from .command import run
 from .settings import ClusterError
 
 
@@ -50,7 +51,4 @@ def remove() -> None:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
-    return done.stdout
+    return run(["ip", *arguments])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from .command import run
 from .say import say, step
 from .settings import ClusterError, Layout
 
@@ -96,7 +96,7 @@ def extracted(layout: Layout, package: str, file: str) -> Path:
             _apt(["update", "-qq"])
             _apt(["download", "-qq", package], folder)
         archive = next(folder.glob("*.deb"))
-        subprocess.run(["dpkg-deb", "-x", str(archive), str(folder)], check=True, capture_output=True)
+        run(["dpkg-deb", "-x", str(archive), str(folder)])
         archive.unlink()
     if not wanted.exists():
         raise ClusterError(f"Debian's package {package} has no {file} on this machine")
@@ -105,14 +105,4 @@ def extracted(layout: Layout, package: str, file: str) -> Path:
 
 def _apt(arguments: list[str], folder: Path | None = None) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(
-        ["nice", "apt-get", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()[-5:]
-        raise ClusterError(f"apt-get {arguments[0]} failed:\n" + "\n".join(lines))
+    run(["nice", "apt-get", *arguments], folder=folder, environment=environment)

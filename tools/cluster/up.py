@@ -26,6 +26,7 @@ from . import (
     settings,
     state,
 )
+from .command import run
 from .down import remove_node
 from .say import complain, say, step
 from .settings import ClusterError, Layout
@@ -64,10 +65,7 @@ def up(layout: Layout, *, bare: bool, nodes: int = 1) -> None:
 def kubectl(layout: Layout, *arguments: str, text: str = "") -> str:
     """Run kubectl against this cluster and return stdout. Raises ClusterError with its error."""
     command = [_kubectl(layout) or "kubectl", "--kubeconfig", str(layout.kubeconfig), *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"kubectl {' '.join(arguments[:3])} failed: {done.stderr.strip()}")
-    return done.stdout
+    return run(command, text=text)
 
 
 def load(layout: Layout, archives: Sequence[Path]) -> None:
@@ -139,9 +137,7 @@ def _up_kind(layout: Layout) -> None:
     config = ["--name", settings.NODE, "--kubeconfig", str(layout.kubeconfig)]
     verb = ["export", "kubeconfig"] if settings.NODE in there else ["create", "cluster", "--wait", KIND_LIMIT]
     with step(f"kind {' '.join(verb[:2])}"):
-        done = subprocess.run(["kind", *verb, *config], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ClusterError(f"kind failed: {done.stderr.strip()}")
+        run(["kind", *verb, *config])
     state.write(layout, state.State(state.KIND))
 
 

@@ -15,7 +15,7 @@ from tools.cluster.settings import ClusterError
 
 from . import archive, bare, engine, settings
 from .say import complain, say, step
-from .settings import ImagesError, Layout
+from .settings import Layout
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
                 _with_engine(program, layout, asked)
             else:
                 _without(layout, asked)
-    except (ImagesError, ClusterError) as error:
+    except ClusterError as error:
         complain(str(error))
         return 1
     except KeyboardInterrupt:

@@ -14,11 +14,12 @@ import tempfile
 from pathlib import Path
 
 from tools.cluster import files, packages
+from tools.cluster.settings import ClusterError
 
 from . import archive, lay_out, settings
 from .engine import run
 from .say import say, step
-from .settings import ImagesError, Layout
+from .settings import Layout
 
 BUILD_CA = "/run/build-ca.crt"
 BUILD_CACHE = "/run/pip-cache"
@@ -33,13 +34,13 @@ LOCAL = "headgate.local/"  # prefix of the names in buildah's storage
 def dependencies(layout: Layout, image: str) -> None:
     """Build what the cache lacks: the base, and the archive of `image` without the sources.
 
-    Raises ImagesError when a tool is missing, this is not root, or a step fails (with the end of its output).
+    Raises ClusterError when a tool is missing, this is not root, or a step fails (with the end of its output).
     """
     there = layout.dependencies(image).exists()
     if there and layout.base().exists():
         return
     if os.geteuid() != 0:
-        raise ImagesError(
+        raise ClusterError(
             "without docker or podman, images are built with debootstrap and buildah, which need root"
         )
     packages.install_missing()
@@ -117,7 +118,7 @@ def _mounts() -> list[str]:
 def _buildah(layout: Layout, *arguments: str) -> str:
     program = packages.find("buildah")
     if program is None:
-        raise ImagesError("buildah is missing. Debian: apt-get install buildah")
+        raise ClusterError("buildah is missing. Debian: apt-get install buildah")
     runroot = str(layout.cache / "runroot")
     where = ["--storage-driver", "vfs", "--root", str(layout.store), "--runroot", runroot]
     if configured := os.environ.get("CONTAINERS_REGISTRIES_CONF"):  # `buildah manifest` does not read it
@@ -134,7 +135,7 @@ def forget(layout: Layout) -> None:
 
 
 def sources(layout: Layout) -> archive.Blob:
-    """Return the layer with the current sources, compiled by the base's Python. Raises ImagesError when one does not compile."""
+    """Return the layer with the current sources, compiled by the base's Python. Raises ClusterError when one does not compile."""
     root = layout.base()
     with tempfile.TemporaryDirectory(dir=root / "tmp") as work:
         source = Path(work) / "src"

@@ -6,9 +6,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tools.cluster import command as command_line
+
 from . import settings
 from .say import step
-from .settings import ImagesError
 
 ENGINES = ("docker", "podman")
 ANSWER_LIMIT_S = 20
@@ -68,9 +69,5 @@ def save(engine: str, built: dict[str, tuple[str, ...]], folder: Path) -> list[P
 
 
 def run(command: list[str]) -> str:
-    """Run a command and return its stdout. Raises ImagesError with the last lines of its output."""
-    done = subprocess.run(command, cwd=settings.ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        output = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
-        raise ImagesError(f"`{' '.join(command[:3])} …` failed:\n{output}")
-    return done.stdout
+    """Run a command in the checkout and return its stdout. Raises ClusterError with the last lines of its output."""
+    return command_line.run(command, folder=settings.ROOT)

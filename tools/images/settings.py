@@ -29,10 +29,6 @@ SOURCE_FILES = ("pyproject.toml", "tools/images/lay_out.py")
 HASH_LENGTH = 12  # hexadecimal digits: enough to tell builds apart, short enough to read
 
 
-class ImagesError(Exception):
-    """A build, load or push that failed, as a sentence that says how to fix it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Folders of the cache. All of it may be removed at any time."""
