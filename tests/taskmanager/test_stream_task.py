@@ -20,7 +20,6 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.job.jobgraph import JobVertex, OperatorConfig, SinkConfig
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, CommitRecords
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
-from testbed_runtime.taskmanager.stream import reached_at
 from testbed_runtime.workload.operators import SLICE_RECORDS_FIRST
 from testbed_runtime.workload.records import framed, latency_marker, marker_positions
 from tests.taskmanager.deployed import T0_S, Deployed, data, driven, records
@@ -595,10 +594,3 @@ def test_a_superstep_ends_when_every_channel_has_ended_it():
             assert task.events == [EndOfSuperstep()] * ended
 
     driven(operator(), drive)
-
-
-def test_a_timer_is_due_when_the_task_wakes_up_for_it():
-    """A task in virtual time once asked the same timer forever: the wake-up was rounded to a nanosecond before it."""
-    timers = [10**10 + 1_000_000_007 * n for n in range(1000)]
-    assert any(int(due / 1e9 * 1e9) < due for due in timers)
-    assert all(due <= int(reached_at(due) * 1e9) <= due + 1 for due in timers)

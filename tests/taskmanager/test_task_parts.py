@@ -20,6 +20,7 @@ from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitte
 from testbed_runtime.taskmanager.output import OutputFlusher
 from testbed_runtime.taskmanager.partition_requests import judge_producer
 from testbed_runtime.taskmanager.slots import TaskSlotTable
+from testbed_runtime.taskmanager.stream import reached_at
 from testbed_runtime.taskmanager.waiting import ServiceTime, Wakeup
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
@@ -393,3 +394,12 @@ def test_a_committer_does_not_wait_for_ever_for_a_jobmaster_that_is_gone():
         await close()
 
     run_virtual(main())
+
+
+def test_a_timer_is_due_when_the_task_wakes_up_for_it():
+    """A task in virtual time once asked the same timer forever: the wake-up was rounded to a nanosecond before it."""
+    timers = [10**10 + 1_000_000_007 * n for n in range(1000)]
+    assert any(int(due / 1e9 * 1e9) < due for due in timers)
+    assert all(due <= int(reached_at(due) * 1e9) <= due + 1 for due in timers)
+    since_1970 = [1_764_446_400 * 10**9 + 1_000_000_007 * n for n in range(1000)]
+    assert all(due <= int(reached_at(due) * 1e9) < due + 1000 for due in since_1970)

@@ -31,7 +31,7 @@ class PacketEngine:
         self._echo = Echo()
         self._device = device
         self._holders: dict[str, PacketQueue | PacketFilter | Emulator] = {}
-        """What carries out the rules of each backend that this kernel supports."""
+        """The holder of the rules of each backend that this kernel supports."""
         self._rules: dict[str, list[PacketRule]] = {}
         self._timers = defaultdict[str, Timer](Timer)
         """The deadline of each fault."""
