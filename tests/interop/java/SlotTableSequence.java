@@ -61,8 +61,8 @@ public final class SlotTableSequence extends Sequence {
                 return "";
             case "end":
                 for (Task task : tasks.getOrDefault(words[1], List.of())) {
-                    table.removeTask(task.id);
                     task.ended.complete(null);
+                    table.removeTask(task.id);
                 }
                 tasks.remove(words[1]);
                 return String.join(", ", events);
