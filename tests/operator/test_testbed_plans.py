@@ -156,7 +156,8 @@ def test_a_job_that_failed_for_good_is_reported_once(
     ("job", "spec", "running", "again", "tasks"),
     [
         (None, {}, "Unknown/JobManagerNotReached", 1.0, ""),
-        ({"state": "RUNNING"}, {}, "True/Running", 10.0, "0/0"),
+        ({"state": "RUNNING", "running": 1, "total": 2}, {}, "True/Running", 10.0, "1/2"),
+        ({"state": "RUNNING", "running": 0, "total": 2}, {}, "False/Deploying", 1.0, "0/2"),
         ({}, {}, "False/NotRunning", 1.0, "0/0"),
         ({}, {"jobState": "suspended"}, "False/Suspended", 10.0, "0/0"),
         ({"state": "CREATED"}, {"jobState": "suspended"}, "False/NotRunning", 10.0, "0/0"),

@@ -29,7 +29,6 @@ SOON_S = 1.0
 """Seconds until the next reconcile, for changes that cause no event: a job that starts, a name that is no longer taken."""
 LATER_S = 10.0
 """Interval between queries of a job that is running or has ended."""
-SETTLED_JOBS = frozenset({"RUNNING", *TERMINAL_JOB_STATES})
 """States of a job that do not soon change by themselves."""
 
 
@@ -244,7 +243,13 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
 
 def _next(steps: Steps, state: State, testbed: Testbed, job: Mapping[str, Any] | None) -> float:
     """Return the seconds until the JobManager is asked again; changes of pods arrive as events."""
-    starting = testbed.submits_job and (job or {}).get("state") not in SETTLED_JOBS
+    answer = job or {}
+    settled = (
+        answer.get("running")
+        if answer.get("state") == "RUNNING"
+        else answer.get("state") in TERMINAL_JOB_STATES
+    )
+    starting = testbed.submits_job and not settled
     soon = state.alive(JOBMANAGER) and (job is None or starting)
     look_again = SOON_S if soon else LATER_S
     return min(look_again, steps.next_s if steps.next_s is not None else LATER_S)

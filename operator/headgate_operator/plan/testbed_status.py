@@ -211,8 +211,9 @@ def _job_running(testbed: Testbed, job: Mapping[str, Any] | None) -> Condition:
         return unknown("JobRunning", JOBMANAGER_NOT_REACHED, NO_ANSWER)
     state = str(job.get("state") or "NONE")
     if state == "RUNNING":
-        text = f"{job.get('running', 0)} of {job.get('total', 0)} tasks are running"
-        return yes("JobRunning", "Running", text)
+        running = job.get("running", 0)
+        text = f"{running} of {job.get('total', 0)} tasks are running"
+        return yes("JobRunning", "Running", text) if running else no("JobRunning", "Deploying", text)
     if state == "NONE" and not testbed.submits_job:
         return no("JobRunning", "Suspended", "no job is submitted yet")
     if state == "NONE":
