@@ -29,7 +29,6 @@ SOON_S = 1.0
 """Seconds until the next reconcile, for changes that cause no event: a job that starts, a name that is no longer taken."""
 LATER_S = 10.0
 """Interval between queries of a job that is running or has ended."""
-"""States of a job that do not soon change by themselves."""
 
 
 class TestbedObserved(Struct, frozen=True):
