@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from headgate_operator.agents import View
 from headgate_operator.plan import fault as planner
 from headgate_operator.plan import faultstatus
-from headgate_operator.plan.conditions import moment
+from headgate_operator.plan.conditions import moment, yes
 from headgate_operator.plan.faulttarget import resolve
 from headgate_operator.plan.model import Ask, Delete, Key, Plan, SetFinalizers
 from testbed_runtime.api import naming
+from testbed_runtime.api.refusals import NOT_ADMITTED
 from testbed_runtime.api.status import rfc3339, to_json
 from testbed_runtime.api.views import Fault, Pod
 from testbed_runtime.core.errors import UserError
@@ -298,6 +300,15 @@ def test_each_pod_of_the_plan_is_removed_once(kind: str) -> None:
     assert (status_of(late).reason, status_of(late).verified) == ("NotEvicted", False)
     assert status_of(late).message == "tm-0 not gone by the deadline"
     assert status_of(look(begun, bench(pods={"tm-0": a_pod("tm-0")}), now=NOW + 14.9)).phase == "Active"
+
+
+def test_an_eviction_that_was_refused_ends_with_the_missing_right() -> None:
+    """The condition of the last attempt has it; the end replaces that condition."""
+    begun = status_of(look(planned(pod={"evict": {}}, target=BOTH), bench(), now=NOW + 1))
+    refused = replace(begun, conditions=(yes("Stalled", NOT_ADMITTED, "403 Forbidden: pods/eviction"),))
+    late = look(made(refused, pod={"evict": {}}, target=BOTH), bench(), now=NOW + 15)
+    assert status_of(late).reason == "NotEvicted"
+    assert status_of(late).message.endswith(" not gone by the deadline: 403 Forbidden: pods/eviction")
 
 
 def test_a_pod_that_was_gone_before_it_was_hit_proves_nothing() -> None:

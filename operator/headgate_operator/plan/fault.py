@@ -40,6 +40,7 @@ from headgate_operator.plan.model import (
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.refusals import NOT_ADMITTED
 from testbed_runtime.api.status import ACTIVE, COMPLETE, PLANNED, REJECTED, FaultStatus, rfc3339
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Fault, Manifest, Pod, seconds
@@ -311,8 +312,10 @@ def _pods(observed: Observed, testbed: TestbedState, resolved: Resolved, now: fl
         }
         return _conclude(observed, now, "Ended", "", verified=bool(wanted), measured=measured)
     if now >= deadline:
-        names = ", ".join(sorted(left))
-        return _conclude(observed, now, "NotEvicted", f"{names} not gone by the deadline", verified=False)
+        refused = observed.status.condition("Stalled")
+        why = f": {refused.message}" if refused is not None and refused.reason == NOT_ADMITTED else ""
+        text = f"{', '.join(sorted(left))} not gone by the deadline{why}"
+        return _conclude(observed, now, "NotEvicted", text, verified=False)
     actions = [_removal(pod, resolved.fault.kind) for pod in left.values() if not pod.terminating]
     status = faultstatus.active(observed.fault, {}, now, began=True)
     return Plan(tuple(actions), status, LOOK_S)
