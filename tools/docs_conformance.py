@@ -46,11 +46,19 @@ def page() -> str:
     ours = tests_by_case()
     lines = [text("conformance")]
     for name, methods in declared().items():
+        rows: dict[str, tuple[list[str], list[str]]] = {}
         for method, cases in methods.items():
             tests = dict.fromkeys(test for case in cases for test in ours.get(case, ()))
             links = [
                 f"[{t.partition('::')[2].removeprefix('test_')}](../{t.partition('::')[0]})" for t in tests
             ]
-            span = ", ".join(cases) if len(cases) < 3 else f"{cases[0]} to {cases[-1]}"
-            lines.append(f"| {name}.{method} | {span} | {'<br>'.join(links) or '–'} |")
+            methods_of, cases_of = rows.setdefault("<br>".join(links), ([], []))
+            methods_of.append(method)
+            cases_of += (case for case in cases if case not in cases_of)
+        for text_of_links, (methods_of, cases_of) in rows.items():
+            cases_of.sort(key=lambda case: int(case[2:]))
+            span = ", ".join(cases_of)
+            if len(cases_of) > 2 and int(cases_of[-1][2:]) - int(cases_of[0][2:]) == len(cases_of) - 1:
+                span = f"{cases_of[0]} to {cases_of[-1]}"
+            lines.append(f"| {name}.{', '.join(methods_of)} | {span} | {text_of_links or '–'} |")
     return "\n".join(lines)

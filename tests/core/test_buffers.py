@@ -46,6 +46,9 @@ class Kept(list[MemorySegment]):
         pytest.param(500, 2, 1000, GateBuffersSpec(500, 508, 1, 1008), id="batch-one-exclusive"),
         pytest.param(999, 2, 1000, GateBuffersSpec(1, 1007, 1, 2006), id="C-03"),
         pytest.param(1000, 2, 1000, GateBuffersSpec(1000, 2008, 0, 2008), id="C-04"),
+        pytest.param(499, 2, 998, GateBuffersSpec(499, 507, 1, 1006), id="one-too-few-for-two-exclusive"),
+        pytest.param(1, 2, 1, GateBuffersSpec(1, 10, 0, 10), id="least-maximum-one-channel"),
+        pytest.param(500, 2, 1, GateBuffersSpec(1, 1008, 0, 1008), id="least-maximum"),
     ],
 )
 def test_C_01_to_C_04_C_06_a_gate_gets_its_buffers(
