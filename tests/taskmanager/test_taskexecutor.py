@@ -206,6 +206,28 @@ def test_a_jobmaster_that_disconnects_fails_the_tasks_of_its_own_session(session
     running(drive)
 
 
+def test_a_slot_that_no_jobmaster_has_accepted_keeps_its_deadline_when_the_jobmaster_disconnects():
+    """TaskExecutor.disconnectJobManagerConnection marks active slots as inactive, no others."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        executor, running = bed.taskmanagers["tm-0"].executor, descriptor_of(bed)
+        active = [slot.allocation for slot in executor._slots.of_job(running.job, active=True)]
+        executor._slots.allocate(2, "offered", running.job, asyncio.get_running_loop().time())
+        marked, mark = [], executor._slots.mark_inactive
+
+        def noting(allocation: str, now: float) -> None:
+            marked.append(allocation)
+            mark(allocation, now)
+
+        executor._slots.mark_inactive = noting
+        message = DisconnectJobManager(job=running.job, leader=running.leader, session=1, cause="text")
+        assert (await ask(message)).accepted
+        assert marked == active
+        await bed.until(lambda s: s.state == "RUNNING" and s.restarts > 0)
+
+    running(drive)
+
+
 @pytest.mark.parametrize(("asked_s", "restarts"), [(60.0, 1), (-60.0, 0)], ids=["later", "before the offer"])
 def test_J_61_a_slot_that_the_jobmaster_does_not_hold_is_freed(asked_s: float, restarts: int):
     """Its heartbeat does not name the slot, although it was sent after the slot was accepted."""
