@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ from testbed_runtime.core.waits import (
     EVERYTHING,
     JOBMASTER_NAME,
     POD_STEPS,
+    PRODUCT,
     REPLACE_LOST,
     Limit,
     Outcome,
@@ -71,6 +72,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     closing = _closing(effects)
     restarts = [e["t_ns"] for e in events(trial, "failover.started")]
     recorded = [_since_its_fault(trial, w, closing, restarts) for w in recorded]
+    killed = [e for e in closing if e.kind in LOSSES]
+    recorded = list(_since_calls_fail(recorded, killed))
     silent = {e.fault for e in effects if _is_silent(e)}
     found = [_unheard(named(w, effects, busy, planes), silent) for w in recorded]
     found += held_supersteps(trial, found, effects)
@@ -82,7 +85,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     found = [behind_its_input(trial, w) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
-            found += _stop_waits(effect, effect.injected_ns, end_ns)
+            found += _stop_waits(effect, effect.injected_ns, end_ns, killed)
     found = _since_their_exits(_with_replacements(trial, entry, effects, found, end_ns), effects)
     others = [e for e in effects if stopped_kind(e) != "jobmanager"]
     lost = [w if w.cause else named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
@@ -168,6 +171,28 @@ def _since_its_fault(
     return replace(wait, start_ns=before[-1]) if before else wait
 
 
+def _since_calls_fail(waits: Sequence[Wait], killed: Sequence[FaultEffect]) -> Iterator[Wait]:
+    """Yield the waits. The part of a wait for failing calls before the TaskManager was killed is left out, or becomes a
+    wait of its own without a limit: no call failed until then. A cancellation may end with several losses."""
+    lost = [w for w in waits if w.kind == "heartbeat" and PRODUCT in w.option]
+
+    def dead_ns(process: str, wait: Wait) -> int:
+        ends = [e.begun_ns for e in killed if ordinal(process) in targets_of(e)]
+        return max((t for t in ends if t < wait.end_ns), default=wait.start_ns)
+
+    for wait in waits:
+        names = [wait.what]
+        if wait.kind == "cancellation":
+            names = [w.what for w in lost if abs(w.end_ns - wait.end_ns) <= EPSILON_NS]
+        at = min((dead_ns(name, wait) for name in names), default=0) if PRODUCT in wait.option else 0
+        if at <= wait.start_ns + EPSILON_NS:
+            yield wait
+            continue
+        if wait.kind != "heartbeat":
+            yield replace(wait, wait=f"{wait.wait}/before", end_ns=at, outcome=Outcome.COMPLETED, option="", value="", budget_ns=-1)  # fmt: skip
+        yield replace(wait, start_ns=at)
+
+
 def created_ns(trial: Trial) -> int | None:
     """Return when the JobManager created the job. None if it did not."""
     found = (e["t_ns"] for e in events(trial, "job.state") if data(e).get("from") == "CREATED")
@@ -230,21 +255,21 @@ def _joined_delays(waits: Iterable[Wait]) -> list[Wait]:
     return found
 
 
-def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
-    """Return the waits for the processes that a fault stops while it lasts: paused processes, or the JobManager."""
+def _stop_waits(
+    effect: FaultEffect, start_ns: int, end_ns: int, killed: Sequence[FaultEffect]
+) -> Iterator[Wait]:
+    """Yield the waits for the processes that a fault stops while it lasts: paused processes, or the JobManager. A
+    paused TaskManager that is killed does not return."""
     kind = stopped_kind(effect)
-    if not kind:
-        return []
     ended, outcome = effect.ended_ns, Outcome.COMPLETED
     if ended is None:
         ended, outcome = end_ns, Outcome.OPEN
-    return [
-        Wait(
-            wait=f"{effect.fault}/{target}", kind=kind, who=EVERYTHING, what=target, start_ns=start_ns, end_ns=ended,
-            outcome=outcome, cause=stopped_words(effect, target), fault=effect.fault,
-        )
-        for target in targets_of(effect)
-    ]  # fmt: skip
+    for target in targets_of(effect) if kind else ():
+        losses = [e.begun_ns for e in killed if target in targets_of(e) and start_ns < e.begun_ns < ended]
+        yield Wait(
+            wait=f"{effect.fault}/{target}", kind=kind, who=EVERYTHING, what=target, start_ns=start_ns, end_ns=min([ended, *losses]),
+            outcome=Outcome.COMPLETED if losses else outcome, cause=stopped_words(effect, target), fault=effect.fault,
+        )  # fmt: skip
 
 
 def _with_replacements(

@@ -329,7 +329,7 @@ def test_a_taskmanager_that_was_killed_in_a_pause_is_lost_after_two_more_heartbe
 @pytest.mark.parametrize(
     ("ask", "first", "second"),
     [
-        ("10 s", {"heartbeat": DETECTION_S + 2.0}, {}),
+        ("10 s", {"heartbeat": DETECTION_S + LATER_S, "deployment": 0.55}, {}),
         ("1 s", {"heartbeat": DETECTION_S, "deployment": 1.0}, {"fencing": 0.95}),
     ],
 )
