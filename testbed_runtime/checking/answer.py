@@ -33,7 +33,7 @@ from testbed_runtime.checking.common import (
     windows,
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
-from testbed_runtime.checking.executions import used_in
+from testbed_runtime.checking.executions import places, used_in
 from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, parameters
 from testbed_runtime.checking.lasting import (
@@ -45,6 +45,7 @@ from testbed_runtime.checking.lasting import (
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
+    with_time_before_kills,
     without_outrun,
 )
 from testbed_runtime.checking.limiting import (
@@ -251,13 +252,15 @@ class _Paths:
             lasting = lasting_wait(self.waits, found[0].segments, span.cause)
         needless = [r.cause is not None and r.cause.kind == "slot" for r in outage.rounds]
         shared = share_slack(without_outrun(found, self.waits, self.effects), needless)
+        shared = with_time_before_kills(shared, self.waits)
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         if len(faults := _faults_of(outage)) > 1:
             shape = job_shape(self.trial, self.entry)
             hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
             shared = until_each_has_recovered(shared, hits, causes, self.waits, awaited=self.awaited)
-        shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
+        used = places(self.trial, outage.end + 1).values()
+        shared = with_enough(shared, causes, self.waits, self.effects, self.entry, used=used)
         return each_segment(shared, capped)
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:

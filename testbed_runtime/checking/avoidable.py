@@ -3,7 +3,7 @@ history shows when the delay ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from testbed_runtime.checking.faults import FaultEffect, added_delays, round_tri
 from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
 from testbed_runtime.checking.lasting import each_segment, with_slack
 from testbed_runtime.checking.rounds import responsible
+from testbed_runtime.checking.waitcauses import ordinal
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.core.job.limits import BACKOFF_MAX, enough_backoff
@@ -47,9 +48,12 @@ def with_enough(
     waits: Sequence[Wait],
     effects: Sequence[FaultEffect],
     entry: Entry,
+    *,
+    used: Collection[str] = (),
 ) -> tuple[Round, ...]:
     """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have
-    completed, if the history shows that. `failures`: the failures of these rounds."""
+    completed, if the history shows that. `failures`: the failures of these rounds. `used`: the TaskManagers on which
+    the job ran after them."""
     shows, configuration = _Ends(waits, effects, entry), options(entry)
 
     def longer(segment: Segment) -> Segment:
@@ -65,7 +69,13 @@ def with_enough(
             if wait.option == BACKOFF_MAX
             else ""
         )
-        return replace(segment, budget_ns=wait.budget_ns, enough_ns=needed, enough_value=value)
+        found = replace(segment, budget_ns=wait.budget_ns, enough_ns=needed, enough_value=value)
+        muted = shows.muted(wait)
+        if muted is None or ordinal(muted.what) not in used:
+            return found
+        losses = -(-needed // wait.budget_ns)  # with so many as now, the limit can be as low as their share
+        text = f"{ordinal(muted.what)} to be lost once more, during the fault `{muted.fault}`"
+        return with_slack(found, wait.budget_ns - needed // losses, text)
 
     def in_pause(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
@@ -134,14 +144,31 @@ class _Ends:
         came = None if held is None else self._ended_by_itself(held)
         if held is None or came is None:
             return None
+        earlier = self._expired_before(wait)
+        together = (came - (*earlier, wait)[0].start_ns) // (len(earlier) + 1)
         if wait.kind == "connection":
             passes = came - held.sent_again_ns
             came = wait.start_ns + round(connects_at(0.0, (passes - wait.start_ns) / NS) * NS)
+            together = came - wait.start_ns
         own = self.delays.get(wait.fault, 0)
         alone = wait.start_ns + own + self._usual_ns(held) + TIE_NS
         if held.kind in _EACH_ITS_OWN and own and alone > wait.end_ns:
             came = min(came, alone)
-        return came - wait.start_ns if came > wait.end_ns else None
+        return min(came - wait.start_ns, together) if came > wait.end_ns else None
+
+    def _expired_before(self, checkpoint: Wait) -> list[Wait]:
+        """Return the checkpoints that were tolerated and expired one after the other until this one began. A longer
+        timeout would have delayed it. Empty for waits of other kinds."""
+        found: list[Wait] = []
+        own = [
+            w
+            for w in self.waits
+            if w.kind == checkpoint.kind == "checkpoint" and w.outcome is Outcome.EXPIRED
+        ]
+        for wait in sorted(own, key=lambda w: -w.end_ns):
+            if abs(wait.end_ns - (found[0] if found else checkpoint).start_ns) <= TIE_NS:
+                found.insert(0, wait)
+        return found
 
     def _usual_ns(self, fault: FaultEffect) -> int:
         """Return how long a checkpoint takes without the fault on the store: the longest one before it."""
@@ -192,9 +219,7 @@ class _Ends:
         """Return how long heartbeats between a TaskManager and the JobManager would have been missing. Of the
         waits for them that were in progress, the earliest counts, because it would have expired next. A muted
         heartbeat is repeated only after one more interval. One that TCP sends again arrives when the silence ends. None if the history does not show it."""
-        at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
-        lost = replace(wait, what=wait.who) if at_taskmanager else wait
-        silent = [e for e in self.effects if keeps_silent(e, lost, self.planes)]
+        lost, silent = self._lost(wait)
         if not silent:
             return self._answered(lost)
         ends = [self._ended_by_itself(e) for e in silent]
@@ -209,6 +234,22 @@ class _Ends:
         since = min(begun, default=wait.start_ns)
         repeated = any(not (e.kind.endswith(".pause") or e.sent_again_ns) for e in silent)
         return back - since + (self.interval_ns if repeated else 0)
+
+    def _lost(self, wait: Wait) -> tuple[Wait, list[FaultEffect]]:
+        """Return the wait as one for the TaskManager's heartbeats, and the faults that kept the TaskManager silent."""
+        at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
+        lost = replace(wait, what=wait.who) if at_taskmanager else wait
+        return lost, [e for e in self.effects if keeps_silent(e, lost, self.planes)]
+
+    def muted(self, wait: Wait) -> Wait | None:
+        """Return the wait for heartbeats, with the lost TaskManager and the fault that mutes it. None if the wait is
+        for something else, or if the TaskManager could not register again during the fault. With a lower value, such
+        a TaskManager is lost again before the fault ends."""
+        if wait.option != _HEARTBEAT:
+            return None
+        lost, silent = self._lost(wait)
+        muted = [e for e in silent if e.kind == _MUTED]
+        return replace(lost, fault=muted[0].fault) if muted and muted == silent else None
 
     def _answered(self, lost: Wait) -> int | None:
         """Return how long a heartbeat is missing that only comes late: the next request is delayed, and then its answer."""

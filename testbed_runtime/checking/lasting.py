@@ -179,6 +179,20 @@ def without_outrun(
     return each_segment(rounds, lambda s: replace(s, slack_ns=-1, next="") if outrun(s) else s)
 
 
+def with_time_before_kills(rounds: Sequence[Round], waits: Iterable[Wait]) -> tuple[Round, ...]:
+    """Return the rounds with a larger slack for waits in which the JobManager was killed. With a wait that had ended
+    before that, the job would have run until the kill."""
+    stopped = [w for w in waits if (w.kind, w.who) == ("jobmanager", EVERYTHING)]
+
+    def until_killed(own: Segment) -> Segment:
+        begun = (
+            w.start_ns for w in stopped if w.cause == own.next and w.start_ns > own.start_ns + EPSILON_NS
+        )
+        return replace(own, slack_ns=own.slack_ns + next(begun, own.start_ns) - own.start_ns)
+
+    return each_segment(rounds, until_killed)
+
+
 def until_faults_end(
     rounds: Sequence[Round],
     effects: Iterable[FaultEffect],
