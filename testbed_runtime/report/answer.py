@@ -268,17 +268,20 @@ def _processes(segment: Segment) -> set[str]:
 
 
 def _avoided(early: Sequence[Segment]) -> str:
-    """Return the limit with which waits would have completed: `a limit above 7.2 s, instead of 5.00 s, would have avoided this failover`."""
+    """Return the limit with which waits would have completed: `a limit above 7.2 s, instead of 5.00 s, would have avoided this failover`.
+    The same limit also applies to what never comes."""
     longest = max(early, key=lambda s: s.enough_ns)
     failovers = "this failover" if len(early) == 1 else f"these {len(early)} failovers"
-    limit = quantities.seconds(longest.budget_ns / 1e9)
+    enough_s, budget_s = _rounded_up(longest.enough_ns / 1e9), longest.budget_ns / 1e9
+    limit, later = quantities.seconds(budget_s), quantities.seconds(enough_s - budget_s)
     value = f" (set it to {longest.enough_value} or more)" if longest.enough_value else ""
-    return f"a limit above {_rounded_up(longest.enough_ns / 1e9)}, instead of {limit}, would have avoided {failovers}{value}"
+    avoided = f"a limit above {enough_s:g} s, instead of {limit}, would have avoided {failovers}{value}"
+    return f"{avoided}, but notices a real loss {later} later"
 
 
-def _rounded_up(seconds: float) -> str:
-    """Return a duration in seconds, to a tenth."""
-    return f"{ceil(round(seconds * 10, 6)) / 10:g} s"
+def _rounded_up(seconds: float) -> float:
+    """Return a duration in seconds, rounded up to a tenth."""
+    return ceil(round(seconds * 10, 6)) / 10
 
 
 def margin_words(margin: Margin) -> str:

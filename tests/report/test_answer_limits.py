@@ -225,16 +225,25 @@ def expired(kind: str, seconds: float, enough_s: float, slack_s: float = -1e-9) 
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ([expired("partition", 5.15, 15.0)], "15 s, instead of 5.15 s, would have avoided this failover"),
-        ([expired("partition", 5.15, 15.01)], "15.1 s, instead of 5.15 s, would have avoided this failover"),
-        ([expired("partition", 5.15, 648.0)], "648 s, instead of 5.15 s, would have avoided this failover"),
+        (
+            [expired("partition", 5.15, 15.0)],
+            "15 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 9.85 s later",
+        ),
+        (
+            [expired("partition", 5.15, 15.01)],
+            "15.1 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 9.95 s later",
+        ),
+        (
+            [expired("partition", 5.15, 648.0)],
+            "648 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 643 s later",
+        ),
         (
             [
                 expired("partition", 5.15, 7.25),
                 expired("partition", 5.15, 9.0),
                 expired("partition", 5.15, 0),
             ],
-            "9 s, instead of 5.15 s, would have avoided these 2 failovers",
+            "9 s, instead of 5.15 s, would have avoided these 2 failovers, but notices a real loss 3.85 s later",
         ),
         ([expired("partition", 5.15, 0)], ""),
     ],
@@ -252,7 +261,8 @@ def test_a_limit_that_is_not_the_value_of_its_option_names_a_value():
     part = replace(expired("partition", 5.15, 8.2), enough_value="4100 ms")
     (found,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),)))
     assert found.endswith(
-        "a limit above 8.2 s, instead of 5.15 s, would have avoided this failover (set it to 4100 ms or more)"
+        "a limit above 8.2 s, instead of 5.15 s, would have avoided this failover (set it to 4100 ms or more), "
+        "but notices a real loss 3.05 s later"
     )
 
 
@@ -261,7 +271,7 @@ def test_a_pause_says_which_limit_expired_in_it():
     (known,) = killed("main-1").recoveries
     pause = replace(expired("jobmanager", 8, 8.5), option="", value="", expired="heartbeat.timeout = 5 s")
     found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(pause,)),))))
-    assert found == ["heartbeat.timeout = 5 s: a limit above 8.5 s, instead of 5.15 s, would have avoided this failover"]  # fmt: skip
+    assert found == ["heartbeat.timeout = 5 s: a limit above 8.5 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 3.35 s later"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "lines_of"), [("partition", 0), ("heartbeat", 1), ("cancellation", 1)])
@@ -319,7 +329,7 @@ def test_two_components_that_give_up_the_same_taskmanager_are_one_failover():
     first = replace(expired("heartbeat", 5.15, 9.0), who="ResourceManager", what="tm-0-1")
     second = replace(first, who="JobMaster", start_ns=first.end_ns, end_ns=first.end_ns + 1_000_000)
     (said,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(first, second)),)))
-    assert said.endswith("would have avoided this failover")
+    assert "would have avoided this failover" in said
 
 
 @pytest.mark.parametrize(
@@ -342,7 +352,7 @@ def test_the_loss_of_a_taskmanager_is_one_failover_for_both_sides(
     start, end = before.end_ns, before.end_ns + 1_000_000
     after = replace(before, who=second[0], what=second[1], start_ns=start, end_ns=end)
     (line,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(before, after)),)))
-    assert line.endswith(f"would have avoided {said}")
+    assert f"would have avoided {said}, " in line
 
 
 def test_a_saving_names_what_keeps_most_of_the_seconds():

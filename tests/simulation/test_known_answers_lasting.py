@@ -171,7 +171,7 @@ def test_each_deployment_that_is_not_answered_in_time_belongs_to_its_option(tmp_
     assert (found.prices[0].option, found.prices[0].count) == (ASK, 3)
     assert found.prices[0].seconds == pytest.approx(3 * 3.0, abs=TOLERANCE_S)
     assert seconds(found, "to handle the messages in its mailbox") == pytest.approx(3 * 2.05, abs=TOLERANCE_S)
-    assert any(line.endswith("would have avoided these 3 failovers") for line in savings(found))
+    assert any("would have avoided these 3 failovers" in line for line in savings(found))
 
 
 def test_a_pause_in_a_catch_up_has_the_seconds_in_which_nothing_was_left_to_do(tmp_path: Path):
