@@ -67,7 +67,7 @@ def reference_values(
         each = [_options(scenario, spec, Row(0, {}, reference)) for scenario in scenarios.values()]
         keys = {option.key: ALIASES.get(option.key, option.key) for option in spec.options}
         found[reference] = {
-            name: " / ".join(dict.fromkeys(options.text(key) for options in each))
+            name: " / ".join(dict.fromkeys(str(options.text(key)) for options in each))
             for name, key in keys.items()
         }
     return found
