@@ -84,11 +84,10 @@ def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[di
     """Yield the parts of one piece of a large trial."""
     try:
         parts = reduce_rows(splits.read(piece, trials[piece.trial]))
-    except HeadgateError as error:
-        yield _part(piece.trial, REST, number, ERROR, str(error).encode())
-        return
     except Exception as error:
-        yield _part(piece.trial, REST, number, UNJUDGED, described(error).encode())
+        known = isinstance(error, HeadgateError)
+        kind, text = (ERROR, str(error)) if known else (UNJUDGED, described(error))
+        yield _part(piece.trial, REST, number, kind, text.encode())
         return
     channels = parts.pop("channels", None)
     for name, table in parts.items():

@@ -126,8 +126,10 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
 
     `entry` is the trial's entry in the manifest; without it the time range is not checked."""
     named = {"run": trial.run, "trial": trial.trial}
-    found = [d for name in TABLES for d in check_table(name, trial.table(name), **named)]
-    if any(check_schema(name, trial.table(name).schema) for name in TABLES):
+    tables = {name: trial.table(name) for name in TABLES}
+    schemas = {name: check_schema(name, table.schema) for name, table in tables.items()}
+    found = [d for name, t in tables.items() for d in schemas[name] or check_rows(name, t, **named)]
+    if any(schemas.values()):
         return found
     found += check_repeated(trial) + check_owners(trial) + check_order(trial) + check_causality(trial)
     if entry is not None:
@@ -149,11 +151,6 @@ def check_sealed(trial: Trial, blocks: Mapping[str, Sequence[Block]]) -> list[Da
     for name, table in trial.tables.items():
         found += recounted(name, blocks.get(name), len(table)) or changed(name, blocks.get(name, ()), table)
     return [] if found and lacks_rows(trial) else found
-
-
-def check_table(name: str, table: pa.Table, *, run: str, trial: str) -> list[Damage]:
-    """Return the damage within one table."""
-    return check_schema(name, table.schema) or check_rows(name, table, run=run, trial=trial)
 
 
 def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Damage]:

@@ -132,13 +132,10 @@ class KeyedState:
         context = self._context
         mine = group_range(context.subtask, context.parallelism, context.max_parallelism)
         for snapshot in snapshots:
-            if snapshot.max_parallelism != context.max_parallelism:
-                raise FlinkError(
-                    "IllegalStateException",
-                    max_parallelism_mismatch(
-                        snapshot.checkpoint, context.name, snapshot.max_parallelism, context.max_parallelism
-                    ),
-                )
+            former, limit = snapshot.max_parallelism, context.max_parallelism
+            if former != limit:
+                text = max_parallelism_mismatch(snapshot.checkpoint, context.name, former, limit)
+                raise FlinkError("IllegalStateException", text)
             self._restore_files(snapshot)
             for group in snapshot.key_groups:
                 if group.key_group in mine:

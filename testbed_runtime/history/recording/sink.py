@@ -159,13 +159,9 @@ class StreamingSink:
             self._acknowledged = await client.ship(b"".join(s.to_bytes() for s in batch))
             self._writer.acknowledged(self._acknowledged)
             self._progress.set()
-            self._compare_clocks(client)
+            found = client.clock
+            if found is not None and self._clocks.worth_recording(found):
+                data = {"offset_s": found.offset_s, "uncertainty_s": found.uncertainty_s}
+                self.append("events", kind="clock.offset", subject=self._process, data=data)
         if self._writer.buffered:
             self._rows.set()
-
-    def _compare_clocks(self, client: HistoryClient) -> None:
-        """Record it if this process's clock differs from the recorder's."""
-        found = client.clock
-        if found is not None and self._clocks.worth_recording(found):
-            data = {"offset_s": found.offset_s, "uncertainty_s": found.uncertainty_s}
-            self.append("events", kind="clock.offset", subject=self._process, data=data)
