@@ -27,9 +27,9 @@ from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
 from testbed_runtime.history.damage import Damage, first_of_each
 
 USUAL_NS = 2_000_000
-"""Durations are whole milliseconds, and their rows are written at once: most differ by less."""
+"""Durations are whole milliseconds, and their rows are written immediately: the usual difference is smaller than this."""
 USUAL_MIN = 3
-"""Checkpoints of which most are compared."""
+"""Minimum checkpoints of a trial, or waits for them, from which the usual difference is known."""
 INCREMENTAL = "execution.checkpointing.incremental"
 UNALIGNED = "execution.checkpointing.unaligned.enabled"
 

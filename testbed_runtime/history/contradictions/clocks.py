@@ -25,7 +25,7 @@ from testbed_runtime.history.damage import Damage, first_of_each
 SAMPLES = 20
 """Minimum samples of a task. In fewer, the lag can be 0 by chance."""
 LATE_NS = 10_000_000
-"""A sink whose typical window has a slower record than this has a lag."""
+"""If the slowest record of a typical window is later than this, the sink has a lag."""
 RESTARTING = frozenset(("cancellation", "restart-delay"))
 """Waits of the JobMaster whose attempt is the number of a restart."""
 

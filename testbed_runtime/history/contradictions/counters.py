@@ -30,7 +30,7 @@ from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
 OFF_MIN = 3
-"""Samples that are off before a task is damaged: one may be taken while its process is paused."""
+"""Minimum samples that are off before a task counts as damaged: a few may be taken while its process is paused."""
 SINK_SAMPLES_MIN = 3
 """Minimum samples of a sink from which it follows which of its latency windows must have been written."""
 SPENT_NS = NS // 10

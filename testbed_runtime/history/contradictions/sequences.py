@@ -32,7 +32,7 @@ ONCE = {
 }
 """No two rows of these tables are equal in all of these columns."""
 MAY_REPEAT = ("job.state", "rpc.timeout", "failover.cancelled", "stale.rejected", "note")
-"""Kinds of events that may occur twice at one time. A job whose regions are lost together restarts once for each of them; its states
+"""Kinds of events that may occur twice at the same time. A job whose regions are lost together restarts once for each of them; its states
 follow on each other."""
 
 
