@@ -9,6 +9,7 @@ import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.faults.backend import FaultRequest
 from testbed_runtime.faults.packets import measure, netlink, rules
 from testbed_runtime.faults.packets.machine import (
     MAX_QUEUE_S,
@@ -151,7 +152,8 @@ def test_each_engine_holds_what_concerns_it():
 def test_a_plane_is_its_ports_and_its_probes():
     """No other port is ever touched: not the supervisor's, the agent's, the recorder's."""
     fault = Fault("f", "network.loss", 0, 5, plane="rpc", direction="to", params={"percent": 5})
-    made = rules_of(fault, {INPUT: ("10.0.0.3",)}, PEERS, backend="nfqueue", rule_id="r", for_s=5, seed=1)
+    request = FaultRequest("r", fault, ("tm-0",), deadline=5)
+    made = rules_of(request, {INPUT: ("10.0.0.3",)}, PEERS, backend="nfqueue", for_s=5)
     assert [(r.hook, r.ports, r.probe_ports) for r in made] == [(INPUT, (6122, 6123), (6135,))]
     assert probe_paths(fault, {INPUT: ("tm-2",)}, PEERS, ("tm-0",))[0].name == "tm-0->tm-2/rpc"
 

@@ -57,6 +57,7 @@ class Lookup(Protocol):
 @dataclass(slots=True)
 class _Held:
     surroundings: Surroundings
+    peers: dict[str, tuple[str, ...]]
     paths: list[ProbePath]
     before: dict[str, PathReading] = field(default_factory=dict)
 
@@ -74,24 +75,15 @@ class PacketBackend:
         surroundings = await self._lookup.surroundings()
         peers = peers_of(request.fault, request.targets, surroundings.own)
         paths = probe_paths(request.fault, peers, surroundings, owners_of(request.targets))
-        held = self._held[request.fault_id] = _Held(surroundings, paths)
+        held = self._held[request.fault_id] = _Held(surroundings, peers, paths)
         series = await asyncio.gather(*(self._probe(path, BEFORE_PROBES, LATENCY_EVERY_S) for path in paths))
         held.before = {path.name: reading for path, reading in zip(paths, series, strict=True)}
 
     async def apply(self, request: FaultRequest) -> float:
-        surroundings = await self._lookup.surroundings()
-        named = peers_of(request.fault, request.targets, surroundings.own)
-        peers = {hook: await self._addresses(names) for hook, names in named.items()}
-        lasts = request.deadline - asyncio.get_running_loop().time()
-        rules = rules_of(
-            request.fault,
-            peers,
-            surroundings,
-            backend=self._name,
-            rule_id=request.rule_id,
-            for_s=max(0.001, lasts),
-            seed=request.seed,
-        )
+        held = self._held[request.fault_id]
+        peers = {hook: await self._addresses(names) for hook, names in held.peers.items()}
+        for_s = max(0.001, request.deadline - asyncio.get_running_loop().time())
+        rules = rules_of(request, peers, held.surroundings, backend=self._name, for_s=for_s)
         return await self._engine.add(rules)
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import itertools
 import os
 import socket
 import time
@@ -46,7 +47,7 @@ class PacketQueue:
         self._socket: socket.socket | None = None
         self._stamping: socket.socket | None = None
         self._newest_arrival = 0.0
-        self._sequence = 0
+        self._sequence = itertools.count(1)
         self._wanted: dict[str, Sequence[PacketRule]] = {}
         """The rules of each fault."""
         self._rules: tuple[tuple[PacketRule, Impairer], ...] = ()
@@ -147,7 +148,8 @@ class PacketQueue:
                 opened.setsockopt(socket.SOL_SOCKET, netlink.SO_RCVBUFFORCE, RECEIVE_BYTES)
             self._socket = opened
             await self._ask(
-                netlink.bind(kernel.QUEUE_NUMBER, self._next()), "the queue is taken by another process"
+                netlink.bind(kernel.QUEUE_NUMBER, next(self._sequence)),
+                "the queue is taken by another process",
             )
         except BaseException:
             self._socket = None
@@ -164,7 +166,7 @@ class PacketQueue:
         )
         message = netlink.configure(
             kernel.QUEUE_NUMBER,
-            self._next(),
+            next(self._sequence),
             copy=netlink.COPY_ALL if whole else netlink.COPY_HEADERS,
             max_packets=QUEUE_PACKETS,
             gso=not single,
@@ -184,10 +186,6 @@ class PacketQueue:
         for found in netlink.parse(answer):
             if isinstance(found, netlink.Acknowledged) and found.error:
                 raise HeadgateError(f"{refused}: {os.strerror(found.error)}")
-
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence
 
     def _on_readable(self) -> None:
         assert self._socket is not None

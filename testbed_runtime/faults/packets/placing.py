@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.faults.backend import planes_of
+from testbed_runtime.faults.backend import FaultRequest, planes_of
 from testbed_runtime.faults.packets.machine import Impairment, impairment_of
 
 INPUT, OUTPUT = "input", "output"
@@ -99,20 +99,18 @@ def peers_of(fault: Fault, targets: Sequence[str], own: str) -> dict[str, tuple[
 
 
 def rules_of(
-    fault: Fault,
+    request: FaultRequest,
     peers: Mapping[str, tuple[str, ...]],
     surroundings: Surroundings,
     *,
     backend: str,
-    rule_id: str,
     for_s: float,
-    seed: int,
 ) -> list[PacketRule]:
     """Return one rule for each hook, over all planes. `peers` are addresses by hook (`peers_of`, resolved)."""
-    planes = planes_of(fault)
+    fault, planes = request.fault, planes_of(request.fault)
     return [
         PacketRule(
-            rule_id=rule_id,
+            rule_id=request.rule_id,
             fault=fault.name,
             kind=fault.kind,
             backend=backend,
@@ -122,7 +120,7 @@ def rules_of(
             ports=tuple(sorted({port for plane in planes for port in surroundings.ports[plane]})),
             probe_ports=tuple(PROBE_PORTS[plane] for plane in planes),
             impairment=impairment_of(fault),
-            seed=seed * 1_000_003 + zlib.crc32(surroundings.own.encode()),
+            seed=request.seed * 1_000_003 + zlib.crc32(surroundings.own.encode()),
         )
         for hook, addresses in sorted(peers.items())
     ]

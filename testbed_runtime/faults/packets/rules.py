@@ -49,17 +49,16 @@ def queue_nft(rules: Sequence[PacketRule]) -> str:
     if rules:
         lines.append(f"table inet {QUEUE_TABLE} {{")
         for hook in (INPUT, OUTPUT):
-            lines.append(f"  chain {hook} {{")
-            lines.append(f"    type filter hook {hook} priority {NFT_PRIORITY}; policy accept;")
-            lines += [
-                f"    {match} queue num {QUEUE_NUMBER} bypass"
-                for rule in rules
-                if rule.hook == hook
-                for match in nft_matches(rule)
-            ]
-            lines.append("  }")
+            matches = [match for rule in rules if rule.hook == hook for match in nft_matches(rule)]
+            lines += _chain(hook, [f"{match} queue num {QUEUE_NUMBER} bypass" for match in matches])
         lines.append("}")
     return "\n".join([*lines, ""])
+
+
+def _chain(hook: str, rules: Sequence[str]) -> list[str]:
+    """Return a chain of nftables that its hook passes every packet through."""
+    start = f"type filter hook {hook} priority {NFT_PRIORITY}; policy accept;"
+    return [f"  chain {hook} {{", *(f"    {line}" for line in (start, *rules)), "  }"]
 
 
 def nft_matches(rule: PacketRule) -> list[str]:
@@ -153,14 +152,9 @@ def drop_nft(rules: Sequence[PacketRule]) -> str:
             lines.append(
                 f"  set {kind}{number} {{ type inet_service; flags timeout; elements = {{ {elements} }}; }}"
             )
-    for hook in (INPUT, OUTPUT):
-        lines.append(f"  chain {hook} {{")
-        lines.append(f"    type filter hook {hook} priority {NFT_PRIORITY}; policy accept;")
-        lines.append(f"    {'iifname' if hook == INPUT else 'oifname'} lo accept")
-        for number, rule in enumerate(rules):
-            if rule.hook == hook:
-                lines += [f"    {line}" for line in _drops(number, rule)]
-        lines.append("  }")
+    for hook, device in ((INPUT, "iifname"), (OUTPUT, "oifname")):
+        drops = [line for n, rule in enumerate(rules) if rule.hook == hook for line in _drops(n, rule)]
+        lines += _chain(hook, [f"{device} lo accept", *drops])
     return "\n".join([*lines, "}", ""])
 
 
