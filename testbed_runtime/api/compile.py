@@ -39,9 +39,9 @@ from testbed_runtime.core.trial.plan import (
     RunPlan,
     TestbedPlan,
     TrialPlan,
-    Windows,
     parse_replace_lost,
 )
+from testbed_runtime.core.trial.timeline import Windows
 from testbed_runtime.core.values import parse_duration
 
 MAIN_VARIANT = "main"

@@ -13,7 +13,7 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.trial.plan import Windows
+from testbed_runtime.core.trial.timeline import Windows
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.conclude import expectations_of
 from testbed_runtime.runner.manifest import Manifest, RunInfo, job_entry

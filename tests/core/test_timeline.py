@@ -16,6 +16,7 @@ from testbed_runtime.core.trial.timeline import (
     Action,
     PhaseSpan,
     Timeline,
+    Windows,
 )
 
 
@@ -25,9 +26,8 @@ def pause(name: str, at_s: float, duration_s: float, *, before_submit: bool = Fa
 
 def schedule(*faults: Fault, control: bool = False, observation_s: float = 12.0) -> Timeline:
     """warm-up 3 s, baseline 4 s."""
-    return Timeline(
-        warm_up_s=3.0, baseline_s=4.0, observation_s=observation_s, faults=faults, control=control
-    )
+    windows = Windows(warm_up_s=3.0, baseline_s=4.0, observation_s=observation_s, drain_s=30.0)
+    return Timeline(windows, faults, control=control)
 
 
 def run(timeline: Timeline, *, running_at: float = 1.0) -> list[tuple[str, str, float]]:
@@ -144,7 +144,7 @@ def test_the_spans_say_when_phases_really_were():
 def test_misuse_is_an_error():
     """The constructor and the first wrong call raise."""
     with pytest.raises(ValueError, match="negative"):
-        Timeline(warm_up_s=-1, baseline_s=1, observation_s=1, faults=(), control=False)
+        Timeline(Windows(warm_up_s=-1, baseline_s=1, observation_s=1, drain_s=1), (), control=False)
     with pytest.raises(ValueError, match="same name"):
         schedule(pause("a", 0, 1), pause("a", 1, 1))
     timeline = schedule()

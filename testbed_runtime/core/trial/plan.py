@@ -19,7 +19,7 @@ from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.trial.timeline import Timeline
+from testbed_runtime.core.trial.timeline import Timeline, Windows
 from testbed_runtime.core.values import parse_duration
 
 if TYPE_CHECKING:
@@ -103,15 +103,6 @@ def plan_from_json(data: Any) -> TestbedPlan | None:
     return plan if plan_to_json(plan) == data else None
 
 
-class Windows(Struct, frozen=True, kw_only=True):
-    """Lengths of a trial's phases; `drain_s` is a limit."""
-
-    warm_up_s: float
-    baseline_s: float
-    observation_s: float
-    drain_s: float
-
-
 class TrialPlan(Struct, frozen=True, kw_only=True):
     """One trial. `attempt` counts from 1: a void trial is repeated as the next attempt under a new id."""
 
@@ -135,13 +126,7 @@ class TrialPlan(Struct, frozen=True, kw_only=True):
 
     def schedule(self) -> Timeline:
         """Return a new schedule of this trial."""
-        return Timeline(
-            warm_up_s=self.windows.warm_up_s,
-            baseline_s=self.windows.baseline_s,
-            observation_s=self.windows.observation_s,
-            faults=self.faults,
-            control=self.role == CONTROL,
-        )
+        return Timeline(self.windows, self.faults, control=self.role == CONTROL)
 
     @property
     def planned_s(self) -> float:

@@ -41,34 +41,29 @@ class PhaseSpan(Struct, frozen=True):
     end: float
 
 
+class Windows(Struct, frozen=True, kw_only=True):
+    """Lengths of a trial's phases; `drain_s` is a limit."""
+
+    warm_up_s: float
+    baseline_s: float
+    observation_s: float
+    drain_s: float
+
+
 class Timeline:
     """The schedule of one trial. Call `begin(now)`, then `job_running(now)`, then `due(now)` until the end.
 
     Every call returns the actions that are due, in order; no action is returned twice.
     """
 
-    def __init__(
-        self,
-        *,
-        warm_up_s: float,
-        baseline_s: float,
-        observation_s: float,
-        faults: Sequence[Fault],
-        control: bool,
-    ) -> None:
-        for name, seconds in (
-            ("warmUp", warm_up_s),
-            ("baseline", baseline_s),
-            ("observation", observation_s),
-        ):
-            if seconds < 0:
-                raise ValueError(f"{name} is negative: {seconds} s")
+    def __init__(self, windows: Windows, faults: Sequence[Fault], *, control: bool) -> None:
+        shortest = min(windows.warm_up_s, windows.baseline_s, windows.observation_s)
+        if shortest < 0:
+            raise ValueError(f"a window is negative: {shortest} s")
         names = [f.name for f in faults]
         if len(set(names)) != len(names):
             raise ValueError("two faults have the same name")
-        self.warm_up_s = warm_up_s
-        self.baseline_s = baseline_s
-        self.observation_s = observation_s
+        self.windows = windows
         self.faults = tuple(faults)
         self.control = control
         self.phase = ""
@@ -86,12 +81,12 @@ class Timeline:
     @property
     def after_zero_s(self) -> float:
         """Seconds from time zero of the faults to the start of the drain."""
-        return max(self.observation_s, self.fault_window_s)
+        return max(self.windows.observation_s, self.fault_window_s)
 
     @property
     def planned_s(self) -> float:
         """Seconds from the running job to the start of the drain."""
-        return self.warm_up_s + self.baseline_s + self.after_zero_s
+        return self.windows.warm_up_s + self.windows.baseline_s + self.after_zero_s
 
     def begin(self, now: float) -> list[Action]:
         """Start the deployment: first the faults that precede the submission, then the submission."""
@@ -108,12 +103,12 @@ class Timeline:
         """Start the warm-up: all tasks run."""
         if self.phase != "deploy":
             raise ValueError(f"the job cannot start running in phase {self.phase or 'none'}")
-        zero = now + self.warm_up_s + self.baseline_s
+        zero = now + self.windows.warm_up_s + self.windows.baseline_s
         ends = [self._plan_fault(f, zero + f.at_s) for f in self.faults if not f.before_submit]
         faults_end = max(ends, default=zero)
-        self._end_at = max(zero + self.observation_s, faults_end)
+        self._end_at = max(zero + self.windows.observation_s, faults_end)
         self._schedule(Action(ENTER, "warmUp", now))
-        self._schedule(Action(ENTER, "baseline", now + self.warm_up_s))
+        self._schedule(Action(ENTER, "baseline", now + self.windows.warm_up_s))
         self._schedule(Action(ENTER, "fault", zero))
         self._schedule(Action(ENTER, "observation", faults_end))
         self._schedule(Action(ENTER, "drain", self._end_at), _LAST)
