@@ -6,6 +6,7 @@ It is ready when it listens; it registers in the background, and ends with a fai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -111,11 +112,9 @@ def _spill_file(config: ProcessConfig) -> IO[bytes]:
 
 
 async def _within_limit(close: Callable[[], Awaitable[None]]) -> None:
-    try:
+    with contextlib.suppress(TimeoutError):
         async with timeout(CLOSE_S):
             await close()
-    except TimeoutError:
-        return
 
 
 if __name__ == "__main__":

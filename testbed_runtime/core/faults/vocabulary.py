@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from testbed_runtime.core.faults.model import Fault
 
@@ -31,21 +31,15 @@ class Type(enum.Enum):
     """Name of a message of the control plane, as in core.job.messages."""
 
 
-class Required(enum.Enum):
-    """Marks a parameter without a default, which must be given."""
-
-    REQUIRED = "required"
-
-
 class Parameter(Struct, frozen=True):
     """One parameter of a kind. Documents write it as `name` in camel case, `Fault.params` holds it under `key`."""
 
     name: str
     type: Type
     doc: str
-    default: int | str | Required | None = Required.REQUIRED
+    default: int | str | UnsetType | None = UNSET
     """The default as a document would write it. None: without a value, the parameter is not in
-    `Fault.params`."""
+    `Fault.params`. UNSET: the parameter must be given."""
     low: float = 0.0
     high: float = 0.0
     above: bool = False
@@ -67,7 +61,7 @@ class Parameter(Struct, frozen=True):
 
     @property
     def required(self) -> bool:
-        return self.default is Required.REQUIRED
+        return self.default is UNSET
 
     def is_given(self, params: Mapping[str, Any]) -> bool:
         """Whether the parameter has a value that changes something: neither absent, nor 0, nor the default."""
@@ -196,27 +190,19 @@ def camel(name: str) -> str:
     return head + "".join(part.capitalize() for part in tail)
 
 
-def duration(
-    name: str, doc: str, *, default: str | Required | None = Required.REQUIRED, **more: Any
-) -> Parameter:
+def duration(name: str, doc: str, *, default: str | UnsetType | None = UNSET, **more: Any) -> Parameter:
     """Declare a delay. A delay that must be given is greater than 0."""
-    above = default is None or default is Required.REQUIRED
+    above = default is None or default is UNSET
     return Parameter(name, Type.DURATION, doc, default, high=MAX_DELAY_S, above=above, **more)
 
 
 def integer(
-    name: str,
-    doc: str,
-    low: int,
-    high: int,
-    *,
-    default: int | Required | None = Required.REQUIRED,
-    **more: Any,
+    name: str, doc: str, low: int, high: int, *, default: int | UnsetType | None = UNSET, **more: Any
 ) -> Parameter:
     return Parameter(name, Type.INTEGER, doc, default, low, high, **more)
 
 
-def percent(doc: str, *, default: int | Required = Required.REQUIRED) -> Parameter:
+def percent(doc: str, *, default: int | UnsetType = UNSET) -> Parameter:
     return integer("percent", doc, 1, 100, default=default)
 
 

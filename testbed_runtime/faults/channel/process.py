@@ -134,13 +134,13 @@ class ChannelFaults:
         return to_builtins(counters) if counters is not None else None
 
     def state(self) -> dict[str, Any]:
-        """Return `{"process", "active": {rule id: {"kind", "counters"}}, "held": frames}`, for the control endpoint and the residue."""
+        """Return `{"active": {rule id: {"kind", "counters"}}, "held": frames}`, for the control endpoint and the residue."""
         active = {
             rule_id: {"kind": rule.kind, "counters": self.counters(rule_id)}
             for rule_id, rule in self._rules.items()
             if rule.kind != MEASURE
         }
-        return {"process": self.process, "active": active, "held": self.frames.held()}
+        return {"active": active, "held": self.frames.held()}
 
     def _part(self, kind: str) -> FrameFaults | Rules:
         if kind not in self._parts:
