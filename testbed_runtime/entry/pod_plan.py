@@ -18,8 +18,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER, ordinal_of
 from testbed_runtime.core.trial.plan import TestbedPlan, plan_from_json
 from testbed_runtime.ports.network import Address
-from testbed_runtime.process.config import ProcessConfig
-from testbed_runtime.supervisor.config import SupervisorConfig
+from testbed_runtime.process.config import ProcessConfig, SupervisorConfig
 from testbed_runtime.supervisor.supervisor import CONFIG, ChildSpec
 
 ROLES = (JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER)
@@ -177,7 +176,7 @@ def child_spec(pod: PodIdentity, document: Document | None) -> ChildSpec:
         pod.name,
         argv,
         config=msgspec.to_builtins(process_config(pod, document)),
-        replace_lost_s=_replace_lost_s(pod, document),
+        replace_lost_s=document.plan.replace_lost_s if document and pod.role == TASKMANAGER else RESPAWN_S,
         replace_killed=pod.role != JOBMANAGER,
         timeout_s=CHILD_START_S,
     )
@@ -217,9 +216,3 @@ def process_config(pod: PodIdentity, document: Document | None) -> ProcessConfig
 
 def _of(document: Document, role: str) -> Address:
     return naming.dns_name(document.name, role, document.namespace), PORTS[role]
-
-
-def _replace_lost_s(pod: PodIdentity, document: Document | None) -> float | None:
-    if pod.role != TASKMANAGER or document is None:
-        return RESPAWN_S
-    return document.plan.replace_lost_s

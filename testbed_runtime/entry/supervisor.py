@@ -14,8 +14,8 @@ import msgspec
 
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
 from testbed_runtime.ports.network import Address
+from testbed_runtime.process.config import SupervisorConfig, SupervisorState
 from testbed_runtime.supervisor.api import application
-from testbed_runtime.supervisor.config import SupervisorConfig, SupervisorState
 from testbed_runtime.supervisor.supervisor import Supervisor
 
 

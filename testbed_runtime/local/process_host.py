@@ -25,8 +25,8 @@ from testbed_runtime.faults.probes import path_from
 from testbed_runtime.local import registry
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address, address_of
+from testbed_runtime.process.config import SupervisorConfig
 from testbed_runtime.supervisor.child import Child
-from testbed_runtime.supervisor.config import SupervisorConfig
 from testbed_runtime.supervisor.supervisor import ChildSpec
 
 SUPERVISOR_LIMIT_S = 20.0
@@ -47,10 +47,10 @@ class LocalProcessHost:
         self._logs_folder = logs_folder
         self._states: dict[str, ProcessState] = {}
         self._supervisor: Child | None = None
-        self._control: ControlClient | None = None
         self._faults: FaultClient | None = None
         self._address: Address = ("", 0)
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._control = ControlClient(self.token)
         self.work_folder = registry.state_folder() / f"{os.getpid()}-{secrets.token_hex(6)}"
         self._state_file = self.work_folder.with_suffix(".json")
 
@@ -87,14 +87,13 @@ class LocalProcessHost:
         await child.spawn((sys.executable, "-m", "testbed_runtime.entry.supervisor", str(path)))
         await child.until_ready(SUPERVISOR_LIMIT_S)
         self._address = address_of(child.ready["control"])
-        self._control = ControlClient(self.token)
         self._faults = FaultClient(self._address, self.token)
 
     async def close(self) -> None:
         """End all processes and remove all files. Idempotent, and safe after a failed `open`."""
-        for client in (self._control, self._faults):
-            if client is not None:
-                await client.close()
+        await self._control.close()
+        if self._faults is not None:
+            await self._faults.close()
         if self._supervisor is not None and self._supervisor.pid is not None:
             await self._supervisor.stop(DISPOSE_GRACE_S)
         self._supervisor = None
@@ -126,7 +125,7 @@ class LocalProcessHost:
 
     async def path(self) -> dict[str, Any]:
         """Measure loopback, from the supervisor to its own echo endpoint (`faults.probes.path_of`)."""
-        if self._supervisor is None or self._control is None:
+        if self._supervisor is None:
             raise Unreachable("the supervisor is not running")
         return await path_from(self._address, address_of(self._supervisor.ready["echo"]), self._control)
 
@@ -144,8 +143,6 @@ class LocalProcessHost:
                 raise HeadgateError(lost(state.name, state.exit_code, state.stderr_tail))
 
     async def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
-        if self._control is None:
-            raise Unreachable("the supervisor is not running")
         return await self._control.call(method, self._address, path, body, timeout_s=timeout_s)
 
 

@@ -20,8 +20,7 @@ from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.local import namespaces
 from testbed_runtime.ports.network import address_of
-from testbed_runtime.process.config import read_token
-from testbed_runtime.supervisor.config import SupervisorState
+from testbed_runtime.process.config import SupervisorState, read_token
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX
 
 _MODULE = b"testbed_runtime.entry.supervisor"

@@ -34,10 +34,9 @@ from testbed_runtime.files import write_whole
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address, address_of
-from testbed_runtime.process.config import REGISTERED_PATH
+from testbed_runtime.process.config import REGISTERED_PATH, SupervisorConfig
 from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.supervisor.child import Child
-from testbed_runtime.supervisor.config import SupervisorConfig
 from testbed_runtime.timeouts import timeout
 
 MAX_CHILDREN = 256
