@@ -280,7 +280,8 @@ class Checkpoints:
 
     def _abort(self, failed: Failed) -> None:
         """Record a checkpoint that has ended without success, and notify the running tasks (CheckpointCoordinator.sendAbortedMessages)."""
-        self._record_failed(failed)
+        self._row(failed.checkpoint, "failed", reason=failed.reason.name, duration_s=failed.age_s)
+        self._end_wait(failed.checkpoint, _OUTCOMES.get(failed.reason, Outcome.FAILED), failed.reason.value)
         names = has(self._services.options.flink_version, ABORTION_NAMES_COMPLETED)
         latest = self._coordinator.last_completed if names else 0
         for execution in self._graph.executions:
@@ -403,10 +404,6 @@ class Checkpoints:
                 return
 
     # ---- the history
-
-    def _record_failed(self, failed: Failed) -> None:
-        self._row(failed.checkpoint, "failed", reason=failed.reason.name, duration_s=failed.age_s)
-        self._end_wait(failed.checkpoint, _OUTCOMES.get(failed.reason, Outcome.FAILED), failed.reason.value)
 
     def _end_wait(self, checkpoint: int, outcome: Outcome, cause: str = "") -> None:
         wait = self._waits.pop(checkpoint, None)

@@ -103,7 +103,8 @@ class CompletedCheckpoints:
         if not await self._services.history.flush():
             return
         for checkpoint in appended:
-            await _ignoring_disk(self._store.set_recorded(self.job, checkpoint))
+            with suppress(OSError):
+                await self._store.set_recorded(self.job, checkpoint)
             self._unrecorded.pop(checkpoint, None)
 
     def retain(self, completed: CompletedCheckpoint, on_deleted: Callable[[int], None]) -> int:
@@ -148,15 +149,9 @@ def record_delivery(services: Services, task: str, attempt: int, checkpoint: int
         weight = 0
 
 
-async def _ignoring_disk(work: Awaitable[None]) -> None:
-    try:
-        await work
-    except OSError:
-        return
-
-
 async def _then(work: Awaitable[None], on_end: Callable[[int], None], count: int) -> None:
     try:
-        await _ignoring_disk(work)
+        with suppress(OSError):
+            await work
     finally:
         on_end(count)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
@@ -20,8 +19,8 @@ from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.scheduler import Scheduler
 from testbed_runtime.jobmanager.services import Services
-from testbed_runtime.jobmanager.state import JobState
-from testbed_runtime.jobmanager.tasks import Cause, JobTasks
+from testbed_runtime.jobmanager.state import Cause, JobState, JobTasks
+from testbed_runtime.timeouts import Timer
 
 _S = ExecutionState
 FAILOVER_STRATEGY = "jobmanager.execution.failover-strategy"
@@ -49,7 +48,7 @@ class Failover:
     tasks: list[Task]
     phase: Phase = Phase.CANCELLING
     restart_at: float = 0.0
-    timer: asyncio.TimerHandle | None = None
+    timer: Timer = field(default_factory=Timer)
     cancellation: OpenWait | None = None
     delay: OpenWait | None = None
 
@@ -58,8 +57,7 @@ class Failover:
         for wait in (self.cancellation, self.delay):
             if wait is not None:
                 wait.end(Outcome.CANCELLED)
-        if self.timer is not None:
-            self.timer.cancel()
+        self.timer.cancel()
 
 
 class Failovers:
@@ -242,8 +240,7 @@ class Failovers:
             failover.delay = self._services.waits.begin(
                 "restart-delay", JOBMASTER_NAME, attempt=failover.number, limit=limit
             )
-        loop, run_async = asyncio.get_running_loop(), self._services.run_async
-        failover.timer = loop.call_at(failover.restart_at, run_async, JOBMASTER, self.advance)
+        failover.timer.set(failover.restart_at, self._services.run_async, JOBMASTER, self.advance)
 
     def _begin_cancellation(self, failover: Failover, tasks: Sequence[Task]) -> OpenWait:
         limit = option_limit(self._services.options, "task.cancellation.timeout")

@@ -8,7 +8,7 @@ from testbed_runtime.core.job.flowcontrol import UNLIMITED, Coordinator, FlowCon
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import Acknowledge, ReportQueue, SetSourceRate
 from testbed_runtime.jobmanager.services import Services
-from testbed_runtime.jobmanager.tasks import JobTasks
+from testbed_runtime.jobmanager.state import JobTasks
 from testbed_runtime.ports.rpc import ASK_FAILURES, Handler
 
 

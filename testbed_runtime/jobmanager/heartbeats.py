@@ -77,7 +77,7 @@ class HeartbeatSender:
         self._allocations = allocations
         self._ran_at = services.clock.now()
         """When the timer ran last."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer()
         """Set while there are TaskManagers to watch."""
         self._watches: dict[TaskManagerID, _Watch] = {}
         self.payloads: dict[TaskManagerID, dict[str, float]] = {}
@@ -95,7 +95,7 @@ class HeartbeatSender:
         monitor = HeartbeatMonitor(self._config, self._services.clock.now())
         self._watches[taskmanager] = watch = _Watch(taskmanager, address, monitor)
         self._arm_deadline(watch)
-        if self._timer is None:
+        if len(self._watches) == 1:
             self._arm()
 
     def unwatch(self, taskmanager: TaskManagerID) -> None:
@@ -105,9 +105,8 @@ class HeartbeatSender:
         self.payloads.pop(taskmanager, None)
         watch.monitor.cancel()
         watch.deadline.cancel()
-        if not self._watches and self._timer is not None:
+        if not self._watches:
             self._timer.cancel()
-            self._timer = None
 
     def probe(self, taskmanager: TaskManagerID) -> None:
         """Send a heartbeat now. Only its answer counts: a failed probe is no failed heartbeat."""
@@ -218,12 +217,9 @@ class HeartbeatSender:
 
     def _arm(self) -> None:
         """Set the timer to a whole number of intervals after its last run. A timer that was set before that run was handled is dropped."""
-        loop = asyncio.get_running_loop()
-        if self._timer is not None:
-            self._timer.cancel()
-        passed = max(0, loop.time() - self._ran_at) // self._config.interval_s
+        passed = max(0, asyncio.get_running_loop().time() - self._ran_at) // self._config.interval_s
         due = self._ran_at + (passed + 1) * self._config.interval_s
-        self._timer = loop.call_at(due, self._services.run_async, self._endpoint, self._on_due)
+        self._timer.set(due, self._services.run_async, self._endpoint, self._on_due)
 
     def _arm_deadline(self, watch: _Watch) -> None:
         watch.deadline.set(watch.monitor.deadline, self._on_deadline, watch)

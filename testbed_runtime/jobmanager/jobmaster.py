@@ -37,15 +37,13 @@ from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.failover import Failovers
 from testbed_runtime.jobmanager.flowcontrol import FlowCoordinator
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
-from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
-from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
+from testbed_runtime.jobmanager.reports import NOT_FOUND, InputSplits, TaskReports
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager, ServedJob, restarted
 from testbed_runtime.jobmanager.scheduler import SERVICE_TIME, Scheduler
 from testbed_runtime.jobmanager.services import RunAsync, Services, connected, on_run_async
-from testbed_runtime.jobmanager.state import JobState
+from testbed_runtime.jobmanager.state import NO_CAUSE, Cause, JobState, JobTasks
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
-from testbed_runtime.jobmanager.tasks import NO_CAUSE, Cause, JobTasks
 from testbed_runtime.ports.rpc import Handler
 
 _S = ExecutionState
@@ -306,7 +304,7 @@ class JobMaster:
         )
         if execution.state is _S.CANCELING and message.state in ("FAILED", "CANCELED"):
             self._failovers.suspect(cause)
-            self._cancelled(execution.task)
+            self._on_cancel_ended(execution)
         elif message.state == "FAILED":
             self._fail(execution.task, cause, message.failed_partition)
         else:
@@ -347,13 +345,10 @@ class JobMaster:
             self._failovers.fail(task, cause)
         self._advance()
 
-    def _cancelled(self, task: Task) -> None:
-        self._tasks.transition(task, _S.CANCELED)
-        self._advance()
-
     def _on_cancel_ended(self, execution: Execution) -> None:
         if execution.state is _S.CANCELING:
-            self._cancelled(execution.task)
+            self._tasks.transition(execution.task, _S.CANCELED)
+            self._advance()
 
     def _on_checkpoints_failed(self, class_name: str, text: str) -> None:
         """Restart the whole job, because too many checkpoints or the final one failed."""
@@ -369,20 +364,21 @@ class JobMaster:
 
     # ---- TaskManagers
 
-    def _check_leader(self, leader: str) -> None:
+    def _sender(self, leader: str, resource_id: str) -> TaskManagerID:
+        """Return the TaskManager that sent a message. Raises FlinkError for a message to another leader."""
         if leader != self._services.leader:
             raise FlinkError(
                 "FencingTokenException",
                 f"Fencing token mismatch: Ignoring message because the fencing token {leader} did not match the "
                 f"expected fencing token {self._services.leader}.",
             )
+        return TaskManagerID.parse(resource_id)
 
     async def _register(
         self, message: RegisterAtJobMaster
     ) -> RegistrationResult | asyncio.Future[RegistrationResult]:
         """Connect to the TaskExecutor before it is answered (JobMaster.registerTaskManager)."""
-        self._check_leader(message.leader)
-        taskmanager = TaskManagerID.parse(message.resource_id)
+        taskmanager = self._sender(message.leader, message.resource_id)
         known = self._executors.session(taskmanager)
         refused = self._refused(message, known)
         if refused:
@@ -414,16 +410,14 @@ class JobMaster:
 
     async def _disconnect(self, message: DisconnectTaskManager) -> Acknowledge:
         """Handle that a TaskExecutor has closed its connection."""
-        self._check_leader(message.leader)
-        taskmanager = TaskManagerID.parse(message.resource_id)
+        taskmanager = self._sender(message.leader, message.resource_id)
         if self._executors.session(taskmanager) == message.session:
             lost = Lost(taskmanager, message.cause, message.cause_class, wait=message.wait)
             self._taskmanager_lost(lost, "TaskManager", gone=True)
         return Acknowledge()
 
     async def _offer_slots(self, message: OfferSlots) -> SlotOfferResult:
-        self._check_leader(message.leader)
-        taskmanager = TaskManagerID.parse(message.resource_id)
+        taskmanager = self._sender(message.leader, message.resource_id)
         if taskmanager not in self._executors:
             raise FlinkError("Exception", f"Unknown TaskManager {message.resource_id}")
         return SlotOfferResult(self._scheduler.offer(taskmanager, message.slots), self._services.clock.now())
@@ -431,8 +425,7 @@ class JobMaster:
     async def _fail_slot(self, message: FailSlot) -> Acknowledge:
         """Fail the tasks of a slot that its TaskManager does not hold, and disconnect it if no other slot is there, unless the
         job has blocking results (JobMaster.internalFailAllocation)."""
-        self._check_leader(message.leader)
-        taskmanager = TaskManagerID.parse(message.resource_id)
+        taskmanager = self._sender(message.leader, message.resource_id)
         if not self._scheduler.pool.holds_at(taskmanager, message.allocation):
             return Acknowledge()
         self._scheduler.fail_slot(message.allocation, message.cause)
@@ -495,7 +488,7 @@ class JobMaster:
         if execution is None:
             return
         if execution.state is _S.CANCELING:
-            self._cancelled(execution.task)
+            self._on_cancel_ended(execution)
             return
         text = (
             f"Execution {missing.attempt} is unexpectedly no longer running on task executor {taskmanager}."

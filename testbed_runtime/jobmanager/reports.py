@@ -1,7 +1,9 @@
-"""The reports of attempts besides their state: checkpoint acknowledgements and declines, commits, partition requests."""
+"""The messages of attempts besides their state: checkpoint acknowledgements and declines, commits, questions about partitions, and
+requests for input splits."""
 
 from __future__ import annotations
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import ResultPartitionID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import name_of
@@ -10,11 +12,14 @@ from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
     CommitRecords,
     DeclineCheckpoint,
+    InputSplit,
     NotifyEndOfData,
     PartitionState,
+    RequestNextInputSplit,
     RequestPartitionState,
     SinkCommit,
 )
+from testbed_runtime.core.job.splits import NO_SPLIT, SplitAssigner, split_records
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints, record_delivery
 from testbed_runtime.jobmanager.services import Services
@@ -132,3 +137,35 @@ class TaskReports:
 def _records_in(commit: SinkCommit) -> int:
     """Count the records of a commit: the set bits of all bitmaps."""
     return sum(int(chunk[2] or "0", 16).bit_count() for chunk in commit.chunks)
+
+
+class InputSplits:
+    """One assigner for each source vertex with splits."""
+
+    def __init__(self, services: Services, graph: ExecutionGraph) -> None:
+        self._services = services
+        self._graph = graph
+        self._assigners = {
+            vertex.name: SplitAssigner(vertex.source.splits)
+            for vertex in graph.graph.vertices
+            if vertex.source is not None and vertex.source.splits
+        }
+
+    def handlers(self) -> dict[type, Handler]:
+        return {RequestNextInputSplit: self._next}
+
+    async def _next(self, message: RequestNextInputSplit) -> InputSplit:
+        """Return the next split. Raises FlinkError for an attempt that is not the current one, or whose source has no splits."""
+        execution = self._graph.find(message.attempt)
+        assigner = self._assigners.get(execution.task[0]) if execution is not None else None
+        if execution is None or assigner is None:
+            raise FlinkError("Exception", f"Can not find Execution for attempt {message.attempt}.")
+        number = assigner.next_split(execution.task[1], message.index)
+        source = self._graph.graph.vertex(execution.task[0]).source
+        if number == NO_SPLIT or source is None:
+            return InputSplit(NO_SPLIT)
+        records = split_records(source.limit, source.splits)
+        data = {"split": number, "records": records}
+        subject = name_of(execution.task)
+        self._services.event("input-split", subject, attempt=execution.attempt.attempt, data=data)
+        return InputSplit(number, records)

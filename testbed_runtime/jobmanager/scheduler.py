@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import DeploymentContext, Execution, ExecutionState, Restore
@@ -19,9 +18,10 @@ from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.jobmanager.state import Cause, JobTasks
 from testbed_runtime.jobmanager.taskexecutors import Deployed
-from testbed_runtime.jobmanager.tasks import Cause, JobTasks
 from testbed_runtime.ports.rpc import Handler
+from testbed_runtime.timeouts import Timer
 
 _S = ExecutionState
 _NOT_DEPLOYED = (_S.CREATED, _S.SCHEDULED, _S.CANCELING, _S.CANCELED, _S.FAILED)
@@ -35,7 +35,7 @@ NOT_ACQUIRED = "Could not acquire the minimum required resources."
 """Flink's texts."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Bulk:
     """Tasks that are deployed together as soon as each of them has a slot."""
 
@@ -44,7 +44,8 @@ class _Bulk:
     """The number of the restart that schedules them. 0 if they waited for their inputs."""
     tasks: list[Task]
     slots: OpenWait
-    timer: asyncio.TimerHandle
+    timer: Timer = field(default_factory=Timer)
+    """When the slots are overdue."""
 
     def end(self, outcome: Outcome) -> None:
         self.slots.end(outcome)
@@ -165,18 +166,14 @@ class Scheduler:
         for task in tasks:
             self._tasks.transition(task, _S.SCHEDULED)
         self._round += 1
-        timer = asyncio.get_running_loop().call_later(
-            self._timeout.seconds or 0.0,
-            self._services.run_async,
-            JOBMASTER,
-            self._on_slots_overdue,
-            self._round,
-        )
         what = f"{len(self._keys(tasks))} slots"
         slots = self._services.waits.begin(
             "slot", JOBMASTER_NAME, what, attempt=self._round, limit=self._timeout
         )
-        self._bulks.append(_Bulk(self._round, restart, tasks, slots, timer))
+        bulk = _Bulk(self._round, restart, tasks, slots)
+        due = self._services.clock.now() + (self._timeout.seconds or 0.0)
+        bulk.timer.set(due, self._services.run_async, JOBMASTER, self._on_slots_overdue, bulk)
+        self._bulks.append(bulk)
         self.request_slots()
 
     def request_slots(self) -> None:
@@ -283,9 +280,8 @@ class Scheduler:
         wanted = {self._graph.key(task): None for task in tasks}
         return [key for key in needed_slots(self._stored.graph) if key in wanted]
 
-    def _on_slots_overdue(self, number: int) -> None:
-        bulk = next((one for one in self._bulks if one.round == number), None)
-        if bulk is not None:
+    def _on_slots_overdue(self, bulk: _Bulk) -> None:
+        if bulk in self._bulks:
             self._fail_requests(bulk, NOT_FULFILLABLE)
 
     def not_enough_resources(self) -> None:

@@ -1,13 +1,91 @@
-"""The state of one job: recorded in the history, and written to the store so that the next JobManager recovers it."""
+"""The states of one job and of its tasks: recorded in the history. The job's is also written to the store, so that the next JobManager
+recovers it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import Struct
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.causes import ended_wait
+from testbed_runtime.core.job.deployments import Deployments
+from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
+from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.jobmanager.jobstore import JobStore, StoredStatus
 from testbed_runtime.jobmanager.services import Services
-from testbed_runtime.jobmanager.tasks import NO_CAUSE
+from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
+
+_S = ExecutionState
+
+
+class Cause(Struct, frozen=True):
+    """Why something failed. `detector` is one of waits.DETECTORS."""
+
+    class_name: str
+    text: str
+    detector: str
+    taskmanager: str = ""
+    """ResourceID of the TaskManager that caused it, if it is known."""
+    connection_lost: bool = False
+    """The connection to `taskmanager` failed, so it may be dead."""
+    wait: str = ""
+    """The kind of the wait that it ended, if the class does not say it."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the wait that this cause ended."""
+        return ended_wait(self.class_name, self.wait or ("connection" if self.connection_lost else ""))
+
+
+NO_CAUSE = Cause("", "", "")
+
+
+class JobTasks:
+    """The execution graph of a job, with every transition recorded."""
+
+    def __init__(self, services: Services, graph: ExecutionGraph, executors: TaskExecutors) -> None:
+        self.graph = graph
+        self._services = services
+        self.executors = executors
+        self.deployments = Deployments()
+
+    def transition(self, task: Task, state: ExecutionState, cause: Cause = NO_CAUSE) -> bool:
+        """Change the task's state. Return False when its current state does not allow that."""
+        moved = self.graph.transition(task, state)
+        if moved is None:
+            return False
+        if moved.taskmanager is not None:
+            self._track(str(self.graph.execution(task).attempt), moved.taskmanager, moved.after)
+        data = {
+            "from": moved.before.value,
+            "to": moved.after.value,
+            "taskmanager": str(moved.taskmanager or ""),
+            "cause_class": cause.class_name,
+        }
+        subject = name_of(moved.task)
+        self._services.event("task.state", subject, attempt=moved.attempt, text=cause.text, data=data)
+        return True
+
+    def _track(self, attempt: str, taskmanager: TaskManagerID, state: ExecutionState) -> None:
+        if state is _S.DEPLOYING:
+            self.deployments.begin(attempt, taskmanager)
+        elif state.terminal:
+            self.deployments.end(attempt, taskmanager)
+
+    def cancel(self, task: Task) -> None:
+        """Cancel the task. If it was not deployed, or its TaskManager is lost, it is CANCELED at once."""
+        execution = self.graph.execution(task)
+        if execution.state in (_S.CREATED, _S.SCHEDULED):
+            self.transition(task, _S.CANCELED)
+            return
+        if execution.state.terminal or not self.transition(task, _S.CANCELING):
+            return
+        if execution.taskmanager not in self.executors:
+            self.transition(task, _S.CANCELED)
+            return
+        self.executors.cancel(execution)
 
 
 class JobState:

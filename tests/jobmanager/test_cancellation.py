@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.job.messages import CancelJob, StopWithDrain
-from testbed_runtime.jobmanager.tasks import Cause
+from testbed_runtime.jobmanager.state import Cause
 from testbed_runtime.ports.rpc import RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.harness import COMMIT, Cluster, data_of, running_job, virtually

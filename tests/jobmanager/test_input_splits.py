@@ -13,7 +13,7 @@ from testbed_runtime.core.job.executiongraph import ExecutionGraph
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex, SinkConfig, SourceConfig
 from testbed_runtime.core.job.messages import InputSplit, RequestNextInputSplit
 from testbed_runtime.core.job.splits import NO_SPLIT
-from testbed_runtime.jobmanager.inputsplits import InputSplits
+from testbed_runtime.jobmanager.reports import InputSplits
 
 GRAPH = JobGraph(
     "job",

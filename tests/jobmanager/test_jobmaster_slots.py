@@ -164,7 +164,7 @@ async def test_a_taskmanager_that_is_watched_again_while_heartbeats_are_due_gets
             sender.watch(tm.resource_id, tm.rpc.address)
             tm.asked_at.clear()
 
-        asyncio.get_running_loop().call_at(sender._timer.when(), again)
+        asyncio.get_running_loop().call_at(sender._timer._handle.when(), again)
         await asyncio.sleep(5.5)
         assert [later - at for at, later in pairwise(tm.asked_at)] == pytest.approx([1] * 4, abs=0.01)
 
