@@ -214,11 +214,11 @@ class TooFewSlots(UserError):
 
 def _slots(testbed: models.TestbedSpec, path: str) -> Iterator[UserError]:
     managers = testbed.task_managers
-    there, needed = managers.replicas * managers.slots, len(needed_slots(job_graph(testbed.job, seed=0)))
-    if needed > there:
+    available, needed = managers.replicas * managers.slots, len(needed_slots(job_graph(testbed.job, seed=0)))
+    if needed > available:
         yield TooFewSlots(
             f"{path}.taskManagers",
-            f"the job needs {needed} slots (the largest parallelism of each slotSharingGroup, added up), but there are {there}"
+            f"the job needs {needed} slots (the largest parallelism of each slotSharingGroup, added up), but there are {available}"
             f" ({managers.replicas} × {managers.slots})",
             "add replicas or slots, or let groups share",
         )

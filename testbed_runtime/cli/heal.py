@@ -79,7 +79,7 @@ def is_active(found: Run | Study) -> bool:
     return not found.status.is_true(COMPLETE)
 
 
-async def left(api: Api, namespaces: Iterable[str | None]) -> tuple[Named, ...]:
+async def active(api: Api, namespaces: Iterable[str | None]) -> tuple[Named, ...]:
     """Return the Faults that exist and the runs that are not complete."""
     from testbed_runtime.api.views import Resource, Run
 
@@ -103,7 +103,7 @@ async def suspend_studies(api: Api, namespaces: Iterable[str | None]) -> None:
                 await api.patch(study.kind, study.namespace, study.name, patch)
 
 
-async def ask(api: Api, what: Named) -> None:
+async def request_end(api: Api, what: Named) -> None:
     """Request the end of a Fault or a run. Idempotent."""
     if what.kind == "Fault":
         await api.delete("Fault", what.namespace, what.name)
@@ -120,16 +120,16 @@ async def heal_all(
     where = tuple(namespaces)
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s
-    asked: dict[Named, None] = {}
+    requested: dict[Named, None] = {}
     await suspend_studies(api, where)
     while True:
-        remaining = await left(api, where)
+        remaining = await active(api, where)
         for one in remaining:
-            if one not in asked:
-                await ask(api, one)
-                asked[one] = None
+            if one not in requested:
+                await request_end(api, one)
+                requested[one] = None
         if not remaining or loop.time() >= end:
-            return tuple(asked), remaining
+            return tuple(requested), remaining
         await asyncio.sleep(POLL_S)
 
 

@@ -59,7 +59,7 @@ SECOND_LINK = "peer0"  # the first node's end of the link
 
 
 class ClusterError(Exception):
-    """A cluster operation that failed, as a sentence that says how to fix it."""
+    """An operation of the tools that failed, as a sentence that says how to fix it."""
 
 
 @dataclass(frozen=True)
