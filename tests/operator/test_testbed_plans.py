@@ -148,6 +148,8 @@ def test_a_job_that_failed_for_good_is_reported_once(
     """A new JobManager does not know it any more: its state is then NONE, with a sentence about that."""
     found = look(made({"jobState": before}, **spec), job={"state": job})
     assert ("JobFailed" in [reason for _, reason, _ in events(found)]) is reported
+    caused = look(made({"jobState": before}, **spec), job={"state": job, "cause": "IOException: the store"})
+    assert message(caused, "JobRunning") == f"state {job}: IOException: the store"
     gone = look(made({"jobState": job}), job={})
     assert "ended before this JobManager started" in message(gone, "JobRunning")
 

@@ -218,7 +218,8 @@ def _job_running(testbed: Testbed, job: Mapping[str, Any] | None) -> Condition:
         return no("JobRunning", "Suspended", "no job is submitted yet")
     if state == "NONE":
         return no("JobRunning", "NotRunning", f"state {state}: {NO_JOB}")
-    return no("JobRunning", "NotRunning", f"state {state}")
+    cause = job.get("cause")
+    return no("JobRunning", "NotRunning", clip(f"state {state}: {cause}") if cause else f"state {state}")
 
 
 def _phase(ready: Condition, state: State, steps: Steps) -> str:
