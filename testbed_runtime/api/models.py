@@ -525,7 +525,7 @@ class ScenarioSpec(Part):
     hypothesis: Text = ""
     """The expected behaviour, in a sentence. It is shown at the top of the report."""
     source: Text = ""
-    """The origin of the question, for example an incident."""
+    """The origin of the question, for example an incident. The report shows it."""
     seed: int = Field(1, ge=0, le=limits.MAX_SEED)
     """Seed of all random choices: the target drawn by `mode: one`, the workload, drops and jitter. The same seed makes the same choices in every environment."""
     testbed: TestbedSpec
