@@ -33,11 +33,11 @@ from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
 from testbed_runtime.process.config import COUNTERS_PATH, ProcessConfig
+from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.runner.ownedhost import OwnedTestbedHost
 from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.outputs import keep_outputs
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, CONFIG, ChildSpec
-from testbed_runtime.timeouts import cancel_all
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 REGISTER_LIMIT_S = 30.0
@@ -50,41 +50,38 @@ ANSWER_LIMIT_S = 1.0
 
 
 class LiveReader:
-    """The live counters of the TaskManagers, from their control endpoints: no message of the job is affected.
-
-    `values` returns the newest ones and starts the next reading when it is due. Call `close` at the end."""
+    """Reads the live counters of the TaskManagers from their control endpoints, from `start` to `close`: no message of the job is
+    affected."""
 
     def __init__(self, processes: LocalProcessHost) -> None:
         self._processes = processes
         self._control = ControlClient(processes.token, timeout_s=ANSWER_LIMIT_S)
         self._counters = LiveCounters()
-        self._reading: asyncio.Task[None] | None = None
-        self._read_at = float("-inf")
-        self._closed = False
+        self._tasks = TaskKeeper()
 
+    @property
     def values(self) -> Mapping[str, float]:
-        """Return the newest counters without waiting."""
-        loop = asyncio.get_running_loop()
-        idle = self._reading is None or self._reading.done()
-        if idle and not self._closed and loop.time() >= self._read_at + EVERY_S:
-            self._reading = loop.create_task(self._read(), name="live-counters")
+        """The newest counters."""
         return self._counters.values
 
+    def start(self) -> None:
+        self._tasks.spawn(self._run(), "live-counters")
+
+    async def _run(self) -> None:
+        while True:
+            # without the supervisor, the job's own status shows what happened
+            with contextlib.suppress(HeadgateError):
+                await self._read()
+            await asyncio.sleep(EVERY_S)
+
     async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            states = await self._processes.refresh()
-        except HeadgateError:
-            return  # the supervisor is gone or busy; the job's own status shows what happened
-        finally:
-            self._read_at = loop.time()
+        states = await self._processes.refresh()
         running = [s for s in states if is_task_manager(s.name) and s.ready.get("control")]
         answers = await asyncio.gather(*(self._ask(s) for s in running))
         readings = {
             f"{s.name}-{s.incarnation}": a for s, a in zip(running, answers, strict=True) if a is not None
         }
-        self._read_at = loop.time()
-        self._counters.update(readings, self._read_at)
+        self._counters.update(readings, asyncio.get_running_loop().time())
 
     async def _ask(self, state: ProcessState) -> Mapping[str, float] | None:
         try:
@@ -94,9 +91,7 @@ class LiveReader:
 
     async def close(self) -> None:
         """Idempotent."""
-        self._closed = True
-        await cancel_all(self._reading)
-        self._reading = None
+        await self._tasks.close()
         await self._control.close()
 
 
@@ -161,6 +156,7 @@ class LocalTestbed:
         self._rpc = HttpRpc(RUNNER, None, self.processes.token, flink_version=self.plan.flink_version)
         await self._rpc.start()
         await self._jobs().until_registered(self.plan.replicas, limit_s=REGISTER_LIMIT_S)
+        self._live.start()
 
     async def _launch(
         self, name: str, *, keep_address: bool = False, replace_lost_s: float | None = None
@@ -220,7 +216,7 @@ class LocalTestbed:
     async def job_status(self) -> JobStatusReply:
         """Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
         status = await self._jobs().status()
-        return replace(status, counters={**status.counters, **self._live.values()})
+        return replace(status, counters={**status.counters, **self._live.values})
 
     async def stop_job(self, *, timeout_s: float) -> bool:
         return await self._jobs().stop_with_drain(timeout_s=timeout_s)
