@@ -73,9 +73,11 @@ def with_enough(
         muted = shows.muted(wait)
         if muted is None or ordinal(muted.what) not in used:
             return found
-        losses = -(-needed // wait.budget_ns)  # with so many as now, the limit can be as low as their share
+        alike = [w for w in waits if (w.who, w.option, w.outcome) == (wait.who, wait.option, wait.outcome)]
+        losses = sum(ordinal(w.what) == ordinal(wait.what) for w in alike)
+        share = needed // (losses + 1)  # with a limit below this, another loss fits into the fault
         text = f"{ordinal(muted.what)} to be lost once more, during the fault `{muted.fault}`"
-        return with_slack(found, wait.budget_ns - needed // losses, text)
+        return with_slack(found, max(0, wait.budget_ns - share), text)
 
     def in_pause(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)

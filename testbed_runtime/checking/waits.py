@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.common import Entry, data, events, options
 from testbed_runtime.checking.criticalpath import EPSILON_NS
 from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
-from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
+from testbed_runtime.checking.heldmessages import held_messages, keeps_silent, relayed_losses
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.unrecorded import expired_slot_requests, lost_waits, with_expired_attempts
 from testbed_runtime.checking.waitcauses import (
@@ -73,7 +73,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     restarts = [e["t_ns"] for e in events(trial, "failover.started")]
     recorded = [_since_its_fault(trial, w, closing, restarts) for w in recorded]
     killed = [e for e in closing if e.kind in LOSSES]
-    recorded = list(_since_calls_fail(recorded, killed))
+    recorded = list(_since_calls_fail(recorded, killed, [e for e in effects if e.hides_link], planes))
     silent = {e.fault for e in effects if _is_silent(e)}
     found = [_unheard(named(w, effects, busy, planes), silent) for w in recorded]
     found += held_supersteps(trial, found, effects)
@@ -171,14 +171,24 @@ def _since_its_fault(
     return replace(wait, start_ns=before[-1]) if before else wait
 
 
-def _since_calls_fail(waits: Sequence[Wait], killed: Sequence[FaultEffect]) -> Iterator[Wait]:
+def _since_calls_fail(
+    waits: Sequence[Wait],
+    killed: Sequence[FaultEffect],
+    hiding: Sequence[FaultEffect],
+    planes: Mapping[str, str],
+) -> Iterator[Wait]:
     """Yield the waits. The part of a wait for failing calls before the TaskManager was killed is left out, or becomes a
-    wait of its own without a limit: no call failed until then. A cancellation may end with several losses."""
+    wait of its own without a limit: no call failed until then. A cancellation may end with several losses. Behind a
+    fault that lets nothing pass, nobody notices the kill, so such waits stay as they are."""
     lost = [w for w in waits if w.kind == "heartbeat" and PRODUCT in w.option]
 
     def dead_ns(process: str, wait: Wait) -> int:
+        before = replace(wait, what=process)
+        silences = [e for e in hiding if keeps_silent(e, before, planes)]
+        hidden = [(e.begun_ns, e.ended_ns or wait.end_ns) for e in silences]
         ends = [e.begun_ns for e in killed if ordinal(process) in targets_of(e)]
-        return max((t for t in ends if t < wait.end_ns), default=wait.start_ns)
+        noticed = (t for t in ends if t < wait.end_ns and not any(a < t < b for a, b in hidden))
+        return max(noticed, default=wait.start_ns)
 
     for wait in waits:
         names = [wait.what]

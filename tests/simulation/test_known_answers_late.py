@@ -207,7 +207,7 @@ def test_a_loss_in_a_restore_ends_what_an_earlier_restart_saves(tmp_path: Path):
     detections = [s for r in found.rounds for s in r.segments if s.kind == "heartbeat"]
     assert [round(s.seconds, 1) for s in detections] == [1.4, 1.9]
     (line,) = savings(found)
-    assert line.startswith(f"{REACHABILITY} = 1 s × 2: a lower value saves at most 1.90 s")
+    assert line.startswith(f"{REACHABILITY} = 1 s × 2: a lower value saves at most 1.92 s")
     assert line.endswith("then the job waits for its recovery from the fault `two`")
 
 
