@@ -119,7 +119,9 @@ class FaultAgent:
             raise UserError(
                 "fault", f"the fault {fault_id} is already active", "choose another id, or heal it first"
             )
-        request = FaultRequest(fault_id, fault, tuple(targets), 0.0, self._seed)
+        others = [a.request for a in self._active.values() if a.request.fault.kind.endswith(".pause")]
+        paused = tuple(name for other in others for name in other.targets)
+        request = FaultRequest(fault_id, fault, tuple(targets), 0.0, self._seed, paused)
         active = _Active(request, backend, name)
         self._active[fault_id] = active
         self._write(active, "asked", text=f"{name}: {why}")

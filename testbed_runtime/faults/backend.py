@@ -34,6 +34,8 @@ class FaultRequest(Struct, frozen=True):
     targets: tuple[str, ...]
     deadline: float
     seed: int = 1
+    paused: tuple[str, ...] = ()
+    """Processes that other faults of the agent have paused."""
 
     @property
     def rule_id(self) -> str:

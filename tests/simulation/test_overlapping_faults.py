@@ -37,6 +37,10 @@ def pause(name: str, at: str, duration: str, target: str) -> dict[str, Any]:
     return fault(name, at, duration, target, process={"pause": {}})
 
 
+def mute(name: str, at: str, duration: str, target: str, direction: str = "response") -> dict[str, Any]:
+    return fault(name, at, duration, target, heartbeats={"mute": {"direction": direction}})
+
+
 def latency(name: str, at: str, duration: str, target: str) -> dict[str, Any]:
     return fault(name, at, duration, target, network={"latency": {"mode": "one-way", "delay": "400 ms"}})
 
@@ -119,13 +123,22 @@ def test_overlapping_faults_share_a_recovery(
         (jobmanager("a", "1 s", "4 s", "kill"), jobmanager("b", "2 s", "1 s", "pause"), "the JobManager"),
         (kill("a", "0 s", "tm-2"), kill("b", "1 s", "tm-2"), "tm-2"),
         (kill("a", "0 s", "tm-2"), pause("b", "1 s", "2 s", "tm-2"), "tm-2"),
+        (jobmanager("a", "1 s", "4 s", "pause"), mute("b", "2 s", "1 s", "tm-2"), "the JobManager"),
+        (pause("a", "1 s", "4 s", "tm-2"), mute("b", "2 s", "1 s", "tm-2", "request"), "tm-2"),
     ],
-    ids=["JobManager killed twice", "JobManager killed, then paused", "killed twice", "killed, then paused"],
+    ids=[
+        "JobManager killed twice",
+        "JobManager killed, then paused",
+        "killed twice",
+        "killed, then paused",
+        "a paused JobManager ignores the answers to its heartbeats",
+        "a paused TaskManager ignores heartbeats",
+    ],
 )
-def test_a_fault_on_a_process_that_is_dead_is_not_applied(
+def test_a_fault_on_a_process_that_does_not_run_is_not_applied(
     first: dict[str, Any], second: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
-    """The run is judged and the other fault lasts as planned. With jitter, no document can be refused for it."""
+    """The process is dead or paused. The run is judged and the other fault lasts as planned. With jitter, no document can be refused for it."""
     document = copy.deepcopy(loading.load(SCENARIOS / KILLED).document)
     spec = document["spec"]
     spec.pop("variants", None)

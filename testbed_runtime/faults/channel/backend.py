@@ -51,7 +51,8 @@ class ChannelBackend:
         holders = self._holders(request)
         if not holders:
             raise HeadgateError(f"{request.fault.kind}: no process is running")
-        require_running(name for name in holders if self._peers.control(name) is None)
+        paused = set(request.paused).intersection(self._named(request))
+        require_running(n for n in holders if n in paused or self._peers.control(n) is None)
 
     async def apply(self, request: FaultRequest) -> float:
         rule = channel_rule(request)
