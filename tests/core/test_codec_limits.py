@@ -116,7 +116,7 @@ REFUSED_BY_A_PRODUCER = [
     (request(0, 0, -1), "The initial credit -1 must be non-negative."),
     (raw(10, numbers(0) + R), "The new buffer size should be greater than 0"),
     (raw(11, numbers(0, 0) + R), "The segmentId should be greater than 0"),
-    (raw(3, event_request(b"")[9:-1]), "A task event request of 79 bytes is truncated"),
+    (raw(3, event_request(b"")[9:-1]), "TASK_EVENT_REQUEST must have a body of 80 bytes, not 79"),
     (raw(3, numbers(1) + event_request(b"")[13:]), "The event size 1 does not fit into its task event request"),
     (raw(3, numbers(-1) + event_request(b"")[13:]), "The event size -1 does not fit into its task event request"),
     (raw(4, R[1:]), "CANCEL_PARTITION_REQUEST must have a body of 16 bytes, not 15"),
@@ -193,7 +193,7 @@ def test_a_payload_may_be_empty(version: WireVersion, step: int | None) -> None:
         (raw(2, bytes(8)), "Received unknown message from producer: 2"),
         (raw(200, bytes(8)), "Received unknown message from producer: -56"),
         (raw(9, numbers(0) + R), "Must be positive."),
-        (raw(9, numbers(1) + R[1:]), "A backlog announcement of 19 bytes is truncated"),
+        (raw(9, numbers(1) + R[1:]), "BACKLOG_ANNOUNCEMENT must have a body of 20 bytes, not 19"),
     ],
 )
 @pytest.mark.parametrize("step", [None, 1])

@@ -27,9 +27,9 @@ from testbed_runtime.core.exchange.encoding import (
     CREDIT,
     HEADER,
     INT,
-    NUMBER_RECEIVER,
+    LAYOUTS,
+    RECEIVER,
     REQUEST_TAIL,
-    SEGMENT,
     TYPES,
     WHOLE,
     Id,
@@ -37,21 +37,14 @@ from testbed_runtime.core.exchange.encoding import (
 from testbed_runtime.core.exchange.frames import (
     FRAME_HEADER_BYTES,
     MAGIC,
-    AckAllUserRecordsProcessed,
     AddCredit,
-    BacklogAnnouncement,
     BufferResponse,
     BytesLike,
-    CancelPartitionRequest,
     ClientFrame,
-    CloseRequest,
     DataType,
     ErrorResponse,
     Frame,
-    NewBufferSize,
     PartitionRequest,
-    ResumeConsumption,
-    SegmentId,
     ServerFrame,
     TaskEventRequest,
     WireVersion,
@@ -160,11 +153,11 @@ class ServerDecoder(_Decoder):
             position = self._header(view, start)
             if self._id < 0:
                 return position - start
-            if self._id not in _CLIENT_BODIES:
+            if self._id not in _CLIENT_IDS:
                 raise _unknown(self._id)
         position = self._take(view, position, self._body_bytes)
         if len(self._gathered) == self._body_bytes:
-            self._finish(_decode_client(self._id, bytes(self._gathered)))
+            self._finish(_decode_control(self._id, bytes(self._gathered)))
         return position - start
 
     def next(self) -> ClientFrame | None:
@@ -173,24 +166,15 @@ class ServerDecoder(_Decoder):
         return frame  # type: ignore[return-value]
 
 
-_RECEIVER_ONLY: dict[int, type[CancelPartitionRequest | ResumeConsumption | AckAllUserRecordsProcessed]] = {
-    Id.CANCEL_PARTITION_REQUEST: CancelPartitionRequest,
-    Id.RESUME_CONSUMPTION: ResumeConsumption,
-    Id.ACK_ALL_USER_RECORDS_PROCESSED: AckAllUserRecordsProcessed,
-}
-_EVENT_REQUEST_MIN = 4 + RESULT_PARTITION_ID_BYTES + 16
-_CLIENT_BODIES: dict[int, int] = {
+_BY_NUMBER = {int(layout.number): (frame, layout) for frame, layout in LAYOUTS.items()}
+_EVENT_REQUEST_MIN = INT.size + RESULT_PARTITION_ID_BYTES + RECEIVER.size
+_LEAST_BODIES: dict[int, int] = {
+    **{number: layout.body.size for number, (_, layout) in _BY_NUMBER.items()},
     Id.PARTITION_REQUEST: RESULT_PARTITION_ID_BYTES + REQUEST_TAIL.size,
-    Id.TASK_EVENT_REQUEST: -1,
-    Id.CANCEL_PARTITION_REQUEST: 16,
-    Id.CLOSE_REQUEST: 0,
-    Id.ADD_CREDIT: NUMBER_RECEIVER.size,
-    Id.RESUME_CONSUMPTION: 16,
-    Id.ACK_ALL_USER_RECORDS_PROCESSED: 16,
-    Id.NEW_BUFFER_SIZE: NUMBER_RECEIVER.size,
-    Id.SEGMENT_ID: SEGMENT.size,
+    Id.TASK_EVENT_REQUEST: _EVENT_REQUEST_MIN,
 }
-"""Body sizes of client frames; -1 means variable. Flink ignores bytes behind them."""
+"""Least sizes of control frames' bodies. Flink ignores bytes behind them."""
+_CLIENT_IDS = _LEAST_BODIES.keys() - {Id.BACKLOG_ANNOUNCEMENT}
 
 
 def _require(condition: bool, text: str) -> None:
@@ -206,38 +190,24 @@ def _partition(body: bytes) -> ResultPartitionID:
     return found
 
 
-def _decode_client(number: int, body: bytes) -> ClientFrame:
-    expected = _CLIENT_BODIES[number]
-    if len(body) < expected:
-        raise RemoteProtocolError(f"{Id(number).name} must have a body of {expected} bytes, not {len(body)}")
-    body = body if expected < 0 else body[:expected]
-    if number == Id.ADD_CREDIT:
-        credit, receiver = NUMBER_RECEIVER.unpack(body)
-        _require(credit > 0, "The announced credit should be greater than 0")
-        return AddCredit(credit, InputChannelID(receiver))
+def _decode_control(number: int, body: bytes) -> Frame:
+    least = _LEAST_BODIES[number]
+    _require(len(body) >= least, f"{Id(number).name} must have a body of {least} bytes, not {len(body)}")
     if number == Id.PARTITION_REQUEST:
         partition = _partition(body)
         first, last, receiver, credit = REQUEST_TAIL.unpack_from(body, RESULT_PARTITION_ID_BYTES)
         _require(0 <= first <= last, f"The subpartition range {first}..{last} is invalid")
         _require(credit >= 0, f"The initial credit {credit} must be non-negative.")
         return PartitionRequest(partition, first, last, InputChannelID(receiver), credit)
-    if number in _RECEIVER_ONLY:
-        return _RECEIVER_ONLY[number](InputChannelID(body))
-    if number == Id.CLOSE_REQUEST:
-        return CloseRequest()
-    if number == Id.NEW_BUFFER_SIZE:
-        size, receiver = NUMBER_RECEIVER.unpack(body)
-        _require(size > 0, "The new buffer size should be greater than 0")
-        return NewBufferSize(size, InputChannelID(receiver))
-    if number == Id.SEGMENT_ID:
-        subpartition, segment, receiver = SEGMENT.unpack(body)
-        _require(segment > 0, "The segmentId should be greater than 0")
-        return SegmentId(subpartition, segment, InputChannelID(receiver))
-    return _decode_task_event(body)
+    if number == Id.TASK_EVENT_REQUEST:
+        return _decode_task_event(body)
+    frame, layout = _BY_NUMBER[number]
+    values = layout.body.unpack_from(body)
+    _require(not layout.refusal or values[-2] > 0, layout.refusal)
+    return frame(*values)
 
 
 def _decode_task_event(body: bytes) -> TaskEventRequest:
-    _require(len(body) >= _EVENT_REQUEST_MIN, f"A task event request of {len(body)} bytes is truncated")
     (size,) = INT.unpack_from(body)
     _require(
         0 <= size <= len(body) - _EVENT_REQUEST_MIN,
@@ -414,7 +384,7 @@ class ClientDecoder(_Decoder):
         if len(self._gathered) == self._body_bytes:
             body = bytes(self._gathered)
             self._finish(
-                _decode_backlog(body) if self._id == Id.BACKLOG_ANNOUNCEMENT else _decode_error(body)
+                _decode_error(body) if self._id == Id.ERROR_RESPONSE else _decode_control(self._id, body)
             )
         return position
 
@@ -505,13 +475,6 @@ class ClientDecoder(_Decoder):
 
 
 _SERVER_IDS = frozenset({int(Id.BUFFER_RESPONSE), int(Id.ERROR_RESPONSE), int(Id.BACKLOG_ANNOUNCEMENT)})
-
-
-def _decode_backlog(body: bytes) -> BacklogAnnouncement:
-    _require(len(body) >= NUMBER_RECEIVER.size, f"A backlog announcement of {len(body)} bytes is truncated")
-    backlog, receiver = NUMBER_RECEIVER.unpack_from(body)
-    _require(backlog > 0, "Must be positive.")
-    return BacklogAnnouncement(backlog, InputChannelID(receiver))
 
 
 def _decode_error(body: bytes) -> ErrorResponse:

@@ -7,6 +7,9 @@ import struct
 from functools import lru_cache
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import astuple
+
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.exchange.frames import (
     FRAME_HEADER_BYTES,
@@ -33,8 +36,8 @@ from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.ids import InputChannelID
 
 HEADER = struct.Struct(">iIB")
+RECEIVER = struct.Struct(">16s")
 NUMBER_RECEIVER = struct.Struct(">i16s")
-SEGMENT = struct.Struct(">ii16s")
 REQUEST_TAIL = struct.Struct(">ii16si")
 INT = struct.Struct(">i")
 BUFFER = {
@@ -73,21 +76,38 @@ class Id(enum.IntEnum):
     SEGMENT_ID = 11
 
 
+class Layout(Struct, frozen=True):
+    """A frame whose body has its fields in order, the receiver last."""
+
+    number: Id
+    body: struct.Struct
+    refusal: str = ""
+    """Flink's text if the number before the receiver is not positive. Empty if any value is allowed."""
+
+
+LAYOUTS: dict[type[Frame], Layout] = {
+    CancelPartitionRequest: Layout(Id.CANCEL_PARTITION_REQUEST, RECEIVER),
+    CloseRequest: Layout(Id.CLOSE_REQUEST, struct.Struct("")),
+    AddCredit: Layout(Id.ADD_CREDIT, NUMBER_RECEIVER, "The announced credit should be greater than 0"),
+    ResumeConsumption: Layout(Id.RESUME_CONSUMPTION, RECEIVER),
+    AckAllUserRecordsProcessed: Layout(Id.ACK_ALL_USER_RECORDS_PROCESSED, RECEIVER),
+    BacklogAnnouncement: Layout(Id.BACKLOG_ANNOUNCEMENT, NUMBER_RECEIVER, "Must be positive."),
+    NewBufferSize: Layout(
+        Id.NEW_BUFFER_SIZE, NUMBER_RECEIVER, "The new buffer size should be greater than 0"
+    ),
+    SegmentId: Layout(Id.SEGMENT_ID, struct.Struct(">ii16s"), "The segmentId should be greater than 0"),
+}
+"""The frames of a fixed size, except PartitionRequest."""
+
+
 def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
     """Return header and payload separately, so that the segment is not copied. Raises LocalProtocolError for frames that
     Flink would refuse."""
     if type(frame) is BufferResponse:
         return _encode_buffer(frame, version)
     if type(frame) is AddCredit:
-        _positive(frame.credit, "The announced credit should be greater than 0")
+        _require_positive(frame.credit, LAYOUTS[AddCredit])
         return [CREDIT.pack(CREDIT.size, MAGIC, 6, frame.credit, frame.receiver)]
-    if isinstance(frame, TaskEventRequest):
-        body = INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
-        return [_framed(Id.TASK_EVENT_REQUEST, body)]
-    if isinstance(frame, ErrorResponse):
-        throwable = encode_throwable(frame.class_name, frame.message)
-        optional = b"\x00" if frame.receiver is None else b"\x01" + frame.receiver
-        return [_framed(Id.ERROR_RESPONSE, throwable + optional)]
     return [_encode_control(frame)]
 
 
@@ -143,34 +163,28 @@ def _framed(number: Id, body: bytes) -> bytes:
     return HEADER.pack(FRAME_HEADER_BYTES + len(body), MAGIC, number) + body
 
 
-def _positive(value: int, text: str) -> int:
-    if value <= 0:
-        raise LocalProtocolError(text)
-    return value
+def _require_positive(value: int, layout: Layout) -> None:
+    if layout.refusal and value <= 0:
+        raise LocalProtocolError(layout.refusal)
 
 
 def _encode_control(frame: Frame) -> bytes:
+    layout = LAYOUTS.get(type(frame))
+    if layout is not None:
+        values = astuple(frame)
+        if layout.refusal:
+            _require_positive(values[-2], layout)
+        return _framed(layout.number, layout.body.pack(*values))
     match frame:
         case PartitionRequest(partition, first, last, receiver, credit):
             tail = REQUEST_TAIL.pack(first, last, receiver, credit)
             return _framed(Id.PARTITION_REQUEST, partition.to_bytes() + tail)
-        case CancelPartitionRequest(receiver):
-            return _framed(Id.CANCEL_PARTITION_REQUEST, receiver)
-        case CloseRequest():
-            return _framed(Id.CLOSE_REQUEST, b"")
-        case ResumeConsumption(receiver):
-            return _framed(Id.RESUME_CONSUMPTION, receiver)
-        case AckAllUserRecordsProcessed(receiver):
-            return _framed(Id.ACK_ALL_USER_RECORDS_PROCESSED, receiver)
-        case BacklogAnnouncement(backlog, receiver):
-            _positive(backlog, "Must be positive.")
-            return _framed(Id.BACKLOG_ANNOUNCEMENT, NUMBER_RECEIVER.pack(backlog, receiver))
-        case NewBufferSize(size, receiver):
-            _positive(size, "The new buffer size should be greater than 0")
-            return _framed(Id.NEW_BUFFER_SIZE, NUMBER_RECEIVER.pack(size, receiver))
-        case SegmentId(subpartition, segment, receiver):
-            _positive(segment, "The segmentId should be greater than 0")
-            return _framed(Id.SEGMENT_ID, SEGMENT.pack(subpartition, segment, receiver))
+        case TaskEventRequest(event, partition, receiver):
+            body = INT.pack(len(event)) + event + partition.to_bytes() + receiver
+            return _framed(Id.TASK_EVENT_REQUEST, body)
+        case ErrorResponse(class_name, message, optional):
+            receiver_bytes = b"\x00" if optional is None else b"\x01" + optional
+            return _framed(Id.ERROR_RESPONSE, encode_throwable(class_name, message) + receiver_bytes)
         case _:
             raise LocalProtocolError(f"{type(frame).__name__} is not a wire frame")
 
