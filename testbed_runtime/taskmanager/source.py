@@ -411,7 +411,7 @@ class _WordReader:
         return
 
     def on_closed(self, error: Exception | None) -> None:
-        del error  # as with Flink's socket source: the end of the stream is the end of the data
+        """End the data with the stream, however it ended, as Flink's socket source does."""
         self._closed = True
         self._source.close()
         self._run.wakeup.set()

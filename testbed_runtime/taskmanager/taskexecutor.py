@@ -406,7 +406,6 @@ class TaskExecutor:
         return {**slots, **self._tasks.counters()}
 
     async def _handshake(self, message: RemoteHandshakeMessage) -> Acknowledge:
-        del message
         return Acknowledge()
 
     async def _disconnect_resourcemanager(self, message: DisconnectResourceManager) -> Acknowledge:

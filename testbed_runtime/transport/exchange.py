@@ -100,7 +100,6 @@ class _Meter:
         """Called for each frame, except for requests and credit, which the consumer sends before any answer."""
 
     def seen(self, side: str, link: str, frame: Frame) -> None:
-        del side, link
         if isinstance(frame, BufferResponse):
             report = self._by_receiver.get(frame.receiver)
             if report is not None:
@@ -151,7 +150,6 @@ class _SplitPartition(ResultPartition):
         return view
 
     def _part_consumed(self, part: ResultPartition) -> None:
-        del part
         if self.is_consumed:
             for callback in self._consumed_callbacks:
                 callback(self)

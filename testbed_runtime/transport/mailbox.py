@@ -118,11 +118,9 @@ class NoInterception:
     active = False
 
     async def before_ask(self, link: str, endpoint: str, message: Any) -> bool:
-        del link, endpoint, message
         return True
 
     async def before_handle(self, endpoint: str, message: Any) -> bool:
-        del endpoint, message
         return True
 
 

@@ -69,7 +69,6 @@ class PassThrough:
     def outgoing(
         self, link: str, frame: Frame, forward: Callable[[], None], drop: Callable[[], None]
     ) -> None:
-        del link, frame, drop
         forward()
 
 
@@ -183,7 +182,7 @@ class _ServerPump(Pump):
         return 1
 
     def on_closed(self, error: Exception | None) -> None:
-        del error  # a producer does not fail when its consumer disconnects: the JobManager cancels it
+        """Release the readers. A producer does not fail when its consumer disconnects: the JobManager cancels it."""
         self._end()
         self.machine.on_closed()
         self._owner.closed(self)
@@ -287,7 +286,6 @@ def _at_once(settle: Callable[[], None]) -> None:
 
 def _keeps_nothing(data: memoryview) -> bool:
     """Refuse to deliver bytes again, because the connection cannot."""
-    del data
     return False
 
 
@@ -452,7 +450,6 @@ class _ClientPump(Pump):
 
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames: without buffers, and small."""
-        del most_bytes, buffers
         for taken in range(most):
             one = self.machine.next_frame()
             if one is None:

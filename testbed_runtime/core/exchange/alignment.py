@@ -162,14 +162,12 @@ class BarrierHandler(Protocol):
 
     def on_time(self, now: float) -> list[Effect]:
         """Return no effects: the pending checkpoint has no timeout."""
-        del now
         return []
 
     def on_announcement(
         self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
     ) -> list[Effect]:
         """Return no effects: the barrier itself follows."""
-        del channel, sequence, barrier, now
         return []
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]: ...
@@ -182,7 +180,6 @@ class BarrierHandler(Protocol):
 
     def on_refused(self, checkpoint_id: int) -> list[Effect]:
         """Return no effects: no checkpoint is unaligned."""
-        del checkpoint_id
         return []
 
 
@@ -246,7 +243,6 @@ class AlignedBarrierHandler(BarrierHandler):
     def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]:
         """Abort a newer checkpoint, or the pending one if one of its barriers has arrived. An older pending checkpoint ends without
         being reported, as in Flink."""
-        del channel, now
         if checkpoint_id > self._current or (checkpoint_id == self._current and self._aligned):
             return self._abort(checkpoint_id, ON_CANCELLATION_BARRIER)
         return []
@@ -271,7 +267,6 @@ class AlignedBarrierHandler(BarrierHandler):
     # ---- in the pending checkpoint
 
     def _announce(self, channel: int, sequence: int, now: float) -> list[Effect]:
-        del channel, sequence, now
         return []
 
     def _block(self, channel: int) -> None:
@@ -283,7 +278,6 @@ class AlignedBarrierHandler(BarrierHandler):
         return self._trigger(barrier, now) if self._all_received else []
 
     def _end(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
-        del channel
         return self._trigger(barrier, now) if self._all_received else []
 
     def _trigger(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
@@ -306,7 +300,6 @@ class AlignedBarrierHandler(BarrierHandler):
 
     def _begin(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         """Start a newer checkpoint; it subsumes the pending one."""
-        del now
         if barrier.checkpoint_id <= self._current:
             return []
         effects = self._abort(self._current, SUBSUMED) if self.is_pending else []

@@ -92,16 +92,13 @@ class LocalInputChannel(InputChannelBase):
 
     def checkpoint_started(self, checkpoint: int) -> None:
         """Do nothing: a barrier counts here when it is read."""
-        del checkpoint
 
     def in_flight(self, checkpoint: int) -> tuple[bytes, ...]:
         """Return nothing: the data that a barrier overtakes in the shared queue belongs to the producer's output state."""
-        del checkpoint
         return ()
 
     def prioritize(self, sequence: int) -> None:
         """Do nothing: the producer lets its barrier overtake."""
-        del sequence
 
     def resume_consumption(self) -> None:
         self.check_open()

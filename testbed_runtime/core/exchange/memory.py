@@ -193,7 +193,6 @@ class _Whole:
         self._buffer = buffer
 
     def recycle(self, segment: MemorySegment) -> None:
-        del segment
         self._buffer.recycle()
 
     def recycle_all(self, segments: list[MemorySegment]) -> None:

@@ -55,7 +55,6 @@ def _superseded(name: str, newer: int, checkpoint_id: int) -> FlinkError:
 
 
 def _released(checkpoint_id: int) -> FlinkError:
-    del checkpoint_id
     return FlinkError("IllegalStateException", "The PipelinedSubpartition is released")
 
 

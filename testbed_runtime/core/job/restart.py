@@ -66,16 +66,13 @@ class RestartStrategy:
 
     def notify_failure(self, now: float) -> bool:
         """Count a failure. Return True for a new restart attempt, False when it is merged into the pending one."""
-        del now
         return True
 
     def can_restart(self, now: float) -> bool:
-        del now
         return True
 
     def backoff_s(self, now: float) -> float:
         """Return the time until the restart."""
-        del now
         return self.delay_s
 
 
@@ -85,7 +82,6 @@ class NoRestart(RestartStrategy):
     delay_s = 0.0
 
     def can_restart(self, now: float) -> bool:
-        del now
         return False
 
 
@@ -113,12 +109,10 @@ class FixedDelay(RestartStrategy):
         )
 
     def notify_failure(self, now: float) -> bool:
-        del now
         self.failures += 1
         return True
 
     def can_restart(self, now: float) -> bool:
-        del now
         return self.failures <= self.attempts
 
 
@@ -265,7 +259,6 @@ class ExponentialDelay(RestartStrategy):
         return True
 
     def can_restart(self, now: float) -> bool:
-        del now
         return self._attempt <= self._config.attempts_before_reset
 
     def backoff_s(self, now: float) -> float:
@@ -317,7 +310,6 @@ class EarlierExponentialDelay(RestartStrategy):
 
     def backoff_s(self, now: float) -> float:
         """Return the delay with a new jitter. It may be below the initial one, but not above the largest."""
-        del now
         spread = int(self._backoff_ms * self._config.jitter)
         drawn = self._uniform(-spread, spread) if spread else 0
         return min(self._backoff_ms + drawn, self._max_ms) / MILLIS
