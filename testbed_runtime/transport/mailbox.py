@@ -1,4 +1,4 @@
-"""The FIFO mailbox of an endpoint, and the code that both Rpc adapters share: texts, idempotent calls, the callee's side of an ask.
+"""The FIFO mailbox of an endpoint, and the texts of asks that fail.
 
 An ask that timed out at the caller stays in the queue and is still processed, as in an actor system.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import types
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,12 +21,9 @@ from testbed_runtime.ports.interception import CallInterceptor
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.timeouts import cancel_all
 
 MAX_QUEUED_MESSAGES = 100_000
 """Maximum messages in one mailbox: ten times the acknowledgements of a job of 4,330 subtasks."""
-MAX_REMEMBERED_CALLS = 4_096
-"""Maximum results that a process keeps for repeated call ids."""
 
 QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster", "RemoteHandshakeMessage")
 """Messages whose timeouts are part of normal operation (heartbeats, doubling retries). They write no `rpc.timeout` event."""
@@ -236,69 +233,6 @@ class Mailbox:
 def _pass_on(answer: asyncio.Future[Any], later: asyncio.Future[Any]) -> None:
     if not answer.done():
         answer.set_result(later.result())
-
-
-class Endpoints:
-    """The mailboxes of a process, and the results of its idempotent calls. Answers are values: a message, None or a FlinkError."""
-
-    def __init__(self, *, cpu: Cpu | None, interceptor: CallInterceptor | None) -> None:
-        self.interceptor = interceptor or NoInterception()
-        self._cpu = cpu or SleepingCpu()
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._remembered: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
-
-    def open(self, endpoint: str, handlers: Mapping[type[Any], Handler], service_time_s: float) -> None:
-        if endpoint in self._mailboxes:
-            raise ValueError(f"the endpoint {endpoint} is open already")
-        mailbox = Mailbox(
-            endpoint, handlers, service_time_s=service_time_s, cpu=self._cpu, interceptor=self.interceptor
-        )
-        self._mailboxes[endpoint] = mailbox
-        loop = asyncio.get_running_loop()
-        self._tasks[endpoint] = loop.create_task(mailbox.run(), name=f"mailbox-{endpoint}")
-
-    async def stop(self, endpoint: str) -> None:
-        """Close an endpoint: the answers to the messages in its mailbox are cancelled. Do not call it from its own handlers."""
-        mailbox, task = self._mailboxes.pop(endpoint, None), self._tasks.pop(endpoint, None)
-        if mailbox is not None and task is not None:
-            await cancel_all(task)
-            mailbox.drop()
-
-    def post(self, endpoint: str, message: Any) -> None:
-        """Put a message into a mailbox of this process. It is dropped if the endpoint is not open."""
-        mailbox = self._mailboxes.get(endpoint)
-        if mailbox is not None:
-            mailbox.put(message, None)
-
-    def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
-        """Return the future answer, or None when the endpoint does not exist. The answer is cancelled if the endpoint is stopped before
-        it has handled the message."""
-        mailbox = self._mailboxes.get(endpoint)
-        if mailbox is None:
-            return None
-        known = self._remembered.get(call_id) if call_id else None
-        if known is not None and not known.cancelled():
-            return known
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        mailbox.put(message, answer)
-        if call_id:
-            self._remembered[call_id] = answer
-            if len(self._remembered) > MAX_REMEMBERED_CALLS:
-                self._remembered.popitem(last=False)
-        return answer
-
-    def waiting(self, endpoint: str) -> int:
-        """Number of messages in the endpoint's queue."""
-        return len(self._mailboxes[endpoint])
-
-    def busy_s(self, endpoint: str) -> float:
-        return self._mailboxes[endpoint].busy_s() if endpoint in self._mailboxes else 0.0
-
-    async def close(self) -> None:
-        await cancel_all(*self._tasks.values())
-        self._tasks.clear()
-        self._mailboxes.clear()
 
 
 def when_answered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
@@ -14,8 +15,18 @@ from testbed_runtime.ports.interception import CallInterceptor
 from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
 from testbed_runtime.ports.rpc import Handler, RemoteFailure
 from testbed_runtime.ports.storage import HistorySink
-from testbed_runtime.timeouts import timeout
-from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable
+from testbed_runtime.timeouts import cancel_all, timeout
+from testbed_runtime.transport.mailbox import (
+    Ask,
+    Mailbox,
+    NoInterception,
+    SleepingCpu,
+    timed_out,
+    unreachable,
+)
+
+MAX_REMEMBERED_CALLS = 4_096
+"""Maximum results that a process keeps for repeated call ids."""
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -29,7 +40,8 @@ class EndpointOptions(TypedDict, total=False):
 
 
 class EndpointRpc(ABC):
-    """The part of `ports.rpc.Rpc` that does not depend on how messages are transported."""
+    """The part of `ports.rpc.Rpc` that does not depend on how messages are transported: the mailboxes of a process, and the results
+    of its idempotent calls. Answers are values: a message, None or a FlinkError."""
 
     def __init__(
         self,
@@ -45,25 +57,65 @@ class EndpointRpc(ABC):
         self.history = history
         self._resolver = resolver
         self._flink_version = flink_version
-        self._endpoints = Endpoints(cpu=cpu, interceptor=interceptor)
+        self._interceptor = interceptor or NoInterception()
+        self._cpu = cpu or SleepingCpu()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._remembered: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
 
     def serve(
         self, endpoint: str, handlers: Mapping[type[Any], Handler], *, service_time_s: float = 0.0
     ) -> None:
-        self._endpoints.open(endpoint, handlers, service_time_s)
+        if endpoint in self._mailboxes:
+            raise ValueError(f"the endpoint {endpoint} is open already")
+        mailbox = Mailbox(
+            endpoint, handlers, service_time_s=service_time_s, cpu=self._cpu, interceptor=self._interceptor
+        )
+        self._mailboxes[endpoint] = mailbox
+        loop = asyncio.get_running_loop()
+        self._workers[endpoint] = loop.create_task(mailbox.run(), name=f"mailbox-{endpoint}")
 
     async def stop(self, endpoint: str) -> None:
-        await self._endpoints.stop(endpoint)
+        """Close an endpoint: the answers to the messages in its mailbox are cancelled. Do not call it from its own handlers."""
+        mailbox, worker = self._mailboxes.pop(endpoint, None), self._workers.pop(endpoint, None)
+        if mailbox is not None and worker is not None:
+            await cancel_all(worker)
+            mailbox.drop()
+
+    async def _close_mailboxes(self) -> None:
+        await cancel_all(*self._workers.values())
+        self._workers.clear()
+        self._mailboxes.clear()
 
     def post(self, endpoint: str, message: Any) -> None:
-        self._endpoints.post(endpoint, message)
+        """Put a message into a mailbox of this process. It is dropped if the endpoint is not open."""
+        mailbox = self._mailboxes.get(endpoint)
+        if mailbox is not None:
+            mailbox.put(message, None)
+
+    def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
+        """Put a message from a peer into its mailbox. Return the future answer, or None when the endpoint does not exist. The answer is
+        cancelled if the endpoint is stopped before it has handled the message."""
+        mailbox = self._mailboxes.get(endpoint)
+        if mailbox is None:
+            return None
+        known = self._remembered.get(call_id) if call_id else None
+        if known is not None and not known.cancelled():
+            return known
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        mailbox.put(message, answer)
+        if call_id:
+            self._remembered[call_id] = answer
+            if len(self._remembered) > MAX_REMEMBERED_CALLS:
+                self._remembered.popitem(last=False)
+        return answer
 
     def waiting(self, endpoint: str) -> int:
         """Number of messages in the endpoint's queue."""
-        return self._endpoints.waiting(endpoint)
+        return len(self._mailboxes[endpoint])
 
     def busy_s(self, endpoint: str) -> float:
-        return self._endpoints.busy_s(endpoint)
+        return self._mailboxes[endpoint].busy_s() if endpoint in self._mailboxes else 0.0
 
     async def ask(
         self, peer: str, address: Address, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""
@@ -75,7 +127,7 @@ class EndpointRpc(ABC):
         timer: asyncio.TimerHandle | None = None
         try:
             # nothing to wait for but the answer
-            if self._resolver is None and not self._endpoints.interceptor.active:
+            if self._resolver is None and not self._interceptor.active:
                 timer = loop.call_later(timeout_s, _expire, answer)
                 forget = self._send(asked, call_id, answer)
                 result = await answer
@@ -84,7 +136,7 @@ class EndpointRpc(ABC):
                     if self._resolver is not None:
                         found = await self._resolver.resolve(peer, PLANE_RPC, address)
                         asked = asked._replace(address=found)
-                    before = self._endpoints.interceptor.before_ask
+                    before = self._interceptor.before_ask
                     if await before(f"{self.name}->{peer}", endpoint, message):
                         forget = self._send(asked, call_id, answer)
                     result = await answer

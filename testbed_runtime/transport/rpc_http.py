@@ -197,7 +197,7 @@ class HttpRpc(EndpointRpc):
         self._link_tasks.clear()
         for transport in self._clients:
             transport.close()
-        await self._endpoints.close()
+        await self._close_mailboxes()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -267,7 +267,7 @@ class HttpRpc(EndpointRpc):
     def _on_call(self, data: bytes, outbox: _Outbox, transport: asyncio.BaseTransport) -> None:
         call = _call.decode(data)
         message = decode_message(bytes(call.message))
-        answer = self._endpoints.deliver(call.endpoint, message, call.call_id[:MAX_CALL_ID])
+        answer = self.deliver(call.endpoint, message, call.call_id[:MAX_CALL_ID])
 
         def reply(known_endpoint: bool, value: Any) -> None:
             encoded = msgspec.Raw(encode_message(value))

@@ -175,7 +175,7 @@ class MemoryRpc(EndpointRpc):
         self._switchboard.detach(self.address)
         for answer in self._pending.values():
             _refuse(answer)
-        await self._endpoints.close()
+        await self._close_mailboxes()
 
     def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
         check_message(asked.message)
@@ -196,7 +196,7 @@ class MemoryRpc(EndpointRpc):
         def arrive() -> None:
             if self._switchboard.at(asked.address) is not target:
                 return
-            result = target.receive(asked.endpoint, asked.message, call_id)
+            result = target.deliver(asked.endpoint, asked.message, call_id)
             if result is None:
                 refuse()
             else:
@@ -210,10 +210,6 @@ class MemoryRpc(EndpointRpc):
     def _reply(self, callee: MemoryRpc, answer: asyncio.Future[Any], value: Any) -> None:
         check_message(value)
         self._switchboard.send(callee.name, self, lambda: _settle(answer, value))
-
-    def receive(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
-        """Put a message from a peer into its mailbox."""
-        return self._endpoints.deliver(endpoint, message, call_id)
 
 
 def _refuse(answer: asyncio.Future[Any]) -> None:

@@ -216,7 +216,7 @@ async def test_a_task_that_missed_the_final_checkpoint_is_notified_again():
         for tm in cluster.tms:
             tm.finishes = False
         deaf = cluster.running_on("source-0")
-        deaf.rpc._endpoints._mailboxes["taskexecutor"]._interceptor = Swallowing(NotifyCheckpointComplete, 2)
+        deaf.rpc._mailboxes["taskexecutor"]._interceptor = Swallowing(NotifyCheckpointComplete, 2)
         await cluster.dispatch(StopWithDrain(""))
         await cluster.until(lambda: deaf.notified)
         final = max(r["checkpoint"] for r in cluster.rows.table("checkpoints") if r["state"] == "completed")

@@ -391,9 +391,7 @@ def test_whether_a_trigger_that_no_task_gets_aborts_its_checkpoint_depends_on_th
                 if answer is not None:
                     tm.handlers[TriggerCheckpoint] = refuse
                 else:
-                    tm.rpc._endpoints._mailboxes["taskexecutor"]._interceptor = Swallowing(
-                        TriggerCheckpoint, 2
-                    )
+                    tm.rpc._mailboxes["taskexecutor"]._interceptor = Swallowing(TriggerCheckpoint, 2)
             await cluster.submit()
             await cluster.until(partial(reached, cluster, 1, "failed"))
             began, failed = (

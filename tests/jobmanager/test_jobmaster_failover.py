@@ -241,7 +241,7 @@ def test_J_134_a_task_whose_cancel_calls_are_not_answered_counts_as_cancelled(fe
         options = {"headgate.restart.fence-dead-slots": fenced, "heartbeat.timeout": "60 s"}
         async with running_job(4, options) as cluster:
             deaf = cluster.running_on("source-1")
-            deaf.rpc._endpoints._mailboxes["taskexecutor"]._interceptor = Swallowing(CancelTask, lost)
+            deaf.rpc._mailboxes["taskexecutor"]._interceptor = Swallowing(CancelTask, lost)
             began = asyncio.get_running_loop().time()
             await cluster.running_on("count-0").report(
                 cluster.attempt_of("count-0"), "FAILED", "IOException", "boom"
