@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from testbed_runtime.core.exchange.events import CancelCheckpointMarker
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor, TriggerCheckpoint
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
@@ -18,7 +19,7 @@ from testbed_runtime.ports.execution import Clock, Cpu
 from testbed_runtime.ports.network import Network
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.taskmanager.backchannel import IterationBroker
-from testbed_runtime.taskmanager.checkpoints import FinalCheckpoint, TaskCheckpoints
+from testbed_runtime.taskmanager.checkpoints import Begun, FinalCheckpoint, TaskCheckpoints
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter
 from testbed_runtime.taskmanager.input import TaskInput
@@ -135,6 +136,20 @@ class TaskRun:
         """Begin a wait of this attempt. `since_s` defaults to now."""
         attempt = self.descriptor.attempt_number
         return self.services.waits.begin(kind, self.name, what, attempt=attempt, limit=limit, since_s=since_s)
+
+    def begin_checkpoint(self, checkpoint: int, *, ended: bool, stop: bool) -> bool:
+        """Begin a checkpoint at its barrier. Return whether the task takes a snapshot. `ended`: it follows the end of the data. `stop`:
+        it is that of a stop with savepoint. If the JobMaster has aborted it, the consumers are notified instead."""
+        self.final.begin(checkpoint, ended=ended, stop=stop)
+        begun = self.checkpoints.begin(checkpoint)
+        if begun is Begun.ABORTED:
+            self.output.broadcast(CancelCheckpointMarker(checkpoint))
+        return begun is Begun.SNAPSHOT
+
+    def may_finish(self, *, ended: bool) -> bool:
+        """Return whether the task may finish: see FinalCheckpoint."""
+        processed = self.output.all_data_processed
+        return self.final.may_finish(self.checkpoints.last_completed, ended=ended, processed=processed)
 
     def empty_snapshot(self, checkpoint: int) -> SubtaskSnapshot:
         """Return a snapshot of this subtask without state."""

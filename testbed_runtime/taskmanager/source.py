@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
-from testbed_runtime.core.exchange.events import CancelCheckpointMarker, SnapshotType
+from testbed_runtime.core.exchange.events import SnapshotType
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import UNLIMITED, FlowControl, RateLimiter
 from testbed_runtime.core.job.jobgraph import SourceConfig
@@ -22,7 +22,7 @@ from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Connection
 from testbed_runtime.ports.rpc import ASK_FAILURES, AskTimeout, RemoteFailure
-from testbed_runtime.taskmanager.checkpoints import Begun, TakenSnapshot
+from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
 from testbed_runtime.taskmanager.gateway import SLOW_ANSWER_S
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.services import TaskRun
@@ -303,13 +303,9 @@ class SourceTask:
         if trigger.drain and not self._ended:
             self._drained = True
             self._end_data()
-        run.final.begin(trigger.checkpoint, ended=self._ended, stop=trigger.drain)
         if trigger.drain:
             self._final_outcome = Outcome.COMPLETED
-        begun = run.checkpoints.begin(trigger.checkpoint)
-        if begun is not Begun.SNAPSHOT:
-            if begun is Begun.ABORTED:
-                run.output.broadcast(CancelCheckpointMarker(trigger.checkpoint))
+        if not run.begin_checkpoint(trigger.checkpoint, ended=self._ended, stop=trigger.drain):
             return
         snapshot_type = SnapshotType.SAVEPOINT_TERMINATE if trigger.drain else SnapshotType.CHECKPOINT
         barrier = self._policy.barrier(
@@ -337,7 +333,7 @@ class SourceTask:
         if not self._ended:
             self._end_data()
         try:
-            while run.triggers or not self._may_finish():
+            while run.triggers or not run.may_finish(ended=self._ended):
                 if run.triggers:
                     self._checkpoint(run.triggers.popleft())
                 else:
@@ -353,18 +349,11 @@ class SourceTask:
         if self._final_wait or self._drained or not (self._checkpointing and run.output.all_data_processed):
             return
         limit = option_limit(run.services.options, "execution.checkpointing.interval")
-        attempt = run.descriptor.attempt_number
-        self._final_wait = run.services.waits.begin(
-            "final-checkpoint", run.name, attempt=attempt, limit=limit
-        )
+        self._final_wait = run.begin_wait("final-checkpoint", "", limit=limit)
 
     def _end_final_wait(self, outcome: Outcome) -> None:
         if self._final_wait is not None:
             self._final_wait.end(outcome)
-
-    def _may_finish(self) -> bool:
-        run, processed = self._run, self._run.output.all_data_processed
-        return run.final.may_finish(run.checkpoints.last_completed, ended=self._ended, processed=processed)
 
     # ---- sockets -------------------------------------------------------------------------------------------
 

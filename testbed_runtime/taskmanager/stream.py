@@ -36,7 +36,7 @@ from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.messages import TriggerCheckpoint
 from testbed_runtime.core.options import LATENCY_INTERVAL
-from testbed_runtime.taskmanager.checkpoints import Begun, TakenSnapshot
+from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
 from testbed_runtime.taskmanager.debloating import TaskDebloating
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.receiving import Receiving
@@ -454,11 +454,7 @@ class StreamTask:
         arrived."""
         run, barrier = self._run, trigger.barrier
         stop = barrier.snapshot_type is SnapshotType.SAVEPOINT_TERMINATE
-        run.final.begin(barrier.checkpoint_id, ended=self._data_ended, stop=stop)
-        begun = run.checkpoints.begin(barrier.checkpoint_id)
-        if begun is not Begun.SNAPSHOT:
-            if begun is Begun.ABORTED:
-                run.output.broadcast(CancelCheckpointMarker(barrier.checkpoint_id))
+        if not run.begin_checkpoint(barrier.checkpoint_id, ended=self._data_ended, stop=stop):
             return
         snapshot = run.empty_snapshot(barrier.checkpoint_id)
         if self.operator is not None:
@@ -532,15 +528,10 @@ class StreamTask:
         """After the end of the input, wait until all emitted data has been read and, if there are checkpoints, one of them covers the
         end (StreamTask.afterInvoke). Checkpoints that are triggered here meanwhile are taken."""
         run = self._run
-        while run.triggers or not self._may_finish():
+        while run.triggers or not run.may_finish(ended=self._data_ended):
             if run.triggers:
                 await self._on_trigger(run.triggers.popleft())
                 continue
             run.meter.enter(IDLE)
             await run.wakeup.wait()
             run.meter.enter(BUSY)
-
-    def _may_finish(self) -> bool:
-        run, processed = self._run, self._run.output.all_data_processed
-        last = run.checkpoints.last_completed
-        return run.final.may_finish(last, ended=self._data_ended, processed=processed)
