@@ -369,7 +369,7 @@ class _ClientPump(Pump):
             if frame is not None:
                 if tap is not None:
                     tap.seen("received", self.link_in, frame)
-                machine.on_frame(frame, decoder.buffer)  # type: ignore[arg-type]  # given by the machine itself
+                machine.on_frame(frame, decoder.buffer)
             elif decoder.stalled:
                 self._stall(data[position:])
                 return

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.arrivals import MAX_BUFFER_BYTES, UNREAD_BYTES, Arrivals, Head
@@ -51,6 +51,7 @@ from testbed_runtime.core.exchange.frames import (
 )
 from testbed_runtime.core.exchange.javaser import decode_throwable, simple_name
 from testbed_runtime.core.exchange.layouts import KNOWN_TYPES, check_layout
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, InputChannelID, ResultPartitionID
 
 MAX_CONTROL_FRAME_BYTES = 1024 * 1024
@@ -73,16 +74,8 @@ class Discard(enum.Enum):
 DISCARD: Final = Discard.DISCARD
 
 
-class ReceiveBuffer(Protocol):
-    """Memory for a payload: a `core.exchange.buffers.Buffer` of at least `size` bytes."""
-
-    def fill_view(self, size: int) -> memoryview:
-        """Return exactly `size` writable bytes, and set the buffer's readable size to `size`."""
-
-    def recycle(self) -> None: ...
-
-
-Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer | Discard | None]"
+Allocate: TypeAlias = Callable[[InputChannelID, int, DataType], Buffer | Discard | None]
+"""Returns memory for a payload, of at least the given size."""
 
 
 class _Decoder:
@@ -255,12 +248,12 @@ class ClientDecoder(_Decoder):
         self._head: tuple[InputChannelID, int, int, int, DataType, bool, int] | None = None
         self._partials: tuple[int, ...] = ()
         self._partials_bytes = 0
-        self._buffer: ReceiveBuffer | None = None
+        self._buffer: Buffer | None = None
         self._payload: memoryview | None = None
         self._filled = 0
         self._skip = 0
         self._stalled = False
-        self.buffer: ReceiveBuffer | None = None
+        self.buffer: Buffer | None = None
         """The buffer of the frame that `next` returned last, now owned by its receiver; None for events."""
 
     @property
@@ -422,7 +415,7 @@ class ClientDecoder(_Decoder):
             self._partials = struct.unpack(f">{self._partials_bytes // 4}i", self._gathered)
         return self._opened(self._allocate(receiver, size, data_type), data_type, size)
 
-    def _opened(self, given: ReceiveBuffer | Discard | None, data_type: DataType, size: int) -> bool:
+    def _opened(self, given: Buffer | Discard | None, data_type: DataType, size: int) -> bool:
         if given is DISCARD:
             self._skip = size
             if not size:

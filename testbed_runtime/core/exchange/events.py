@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
@@ -23,7 +23,6 @@ MAX_LOCATION_BYTES = 64 * 1024
 """Maximum size of a checkpoint location reference (Flink's are paths of at most a few KiB)."""
 
 _KIND = struct.Struct(">i")
-_LONG = struct.Struct(">q")
 _BARRIER = struct.Struct(">iqqB")
 _BARRIER_TAIL = struct.Struct(">Bq")
 
@@ -211,32 +210,30 @@ Event: TypeAlias = (
     | OpaqueEvent
 )
 
-_EMPTY: dict[type[Event], EventKind] = {
-    EndOfPartition: EventKind.END_OF_PARTITION,
-    EndOfSuperstep: EventKind.END_OF_SUPERSTEP,
-    EndOfOutputChannelState: EventKind.END_OF_OUTPUT_CHANNEL_STATE,
-    EndOfInputChannelState: EventKind.END_OF_INPUT_CHANNEL_STATE,
-    EndOfSegment: EventKind.END_OF_SEGMENT,
+_FIXED: dict[type[Event], tuple[EventKind, struct.Struct]] = {
+    EndOfPartition: (EventKind.END_OF_PARTITION, struct.Struct("")),
+    EndOfSuperstep: (EventKind.END_OF_SUPERSTEP, struct.Struct("")),
+    CancelCheckpointMarker: (EventKind.CANCEL_CHECKPOINT_MARKER, struct.Struct(">q")),
+    EndOfOutputChannelState: (EventKind.END_OF_OUTPUT_CHANNEL_STATE, struct.Struct("")),
+    SubtaskConnectionDescriptor: (EventKind.SUBTASK_CONNECTION_DESCRIPTOR, struct.Struct(">ii")),
+    EndOfData: (EventKind.END_OF_DATA, struct.Struct(">B")),
+    EndOfSegment: (EventKind.END_OF_SEGMENT, struct.Struct("")),
+    RecoveryMetadata: (EventKind.RECOVERY_METADATA, struct.Struct(">i")),
+    EndOfInputChannelState: (EventKind.END_OF_INPUT_CHANNEL_STATE, struct.Struct("")),
 }
-_EMPTY_BY_KIND: dict[int, Event] = {int(kind): cls() for cls, kind in _EMPTY.items()}  # type: ignore[call-arg]
+"""The events whose fields have a fixed size: kind, and layout of the fields."""
+_FIXED_BY_KIND = {int(kind): (event, fields) for event, (kind, fields) in _FIXED.items()}
 
 
 def encode_event(event: Event) -> bytes:
     """Return the payload of an event BufferResponse, without padding (Flink accepts that). Raises LocalProtocolError."""
-    kind = _EMPTY.get(type(event))
-    if kind is not None:
-        return _KIND.pack(kind)
+    fixed = _FIXED.get(type(event))
+    if fixed is not None:
+        kind, fields = fixed
+        return _KIND.pack(kind) + fields.pack(*astuple(event))
     match event:
         case CheckpointBarrier():
             return _encode_barrier(event)
-        case CancelCheckpointMarker(checkpoint_id):
-            return struct.pack(">iq", EventKind.CANCEL_CHECKPOINT_MARKER, checkpoint_id)
-        case EndOfData(mode):
-            return struct.pack(">iB", EventKind.END_OF_DATA, mode)
-        case SubtaskConnectionDescriptor(first, second):
-            return struct.pack(">iii", EventKind.SUBTASK_CONNECTION_DESCRIPTOR, first, second)
-        case RecoveryMetadata(subpartition):
-            return struct.pack(">ii", EventKind.RECOVERY_METADATA, subpartition)
         case EventAnnouncement(sequence_number, inner):
             return struct.pack(">ii", EventKind.EVENT_ANNOUNCEMENT, sequence_number) + _encode_barrier(inner)
         case OtherEvent(class_name, payload):
@@ -295,19 +292,13 @@ def _decode(data: bytes) -> Event:
     """Decode an event. The same barrier arrives on every channel of a task."""
     view = memoryview(data)
     (kind,) = _KIND.unpack_from(view)
-    empty = _EMPTY_BY_KIND.get(kind)
-    if empty is not None:
-        return empty
     if kind == EventKind.CHECKPOINT_BARRIER:
         return _decode_barrier(view)
-    if kind == EventKind.CANCEL_CHECKPOINT_MARKER:
-        return CancelCheckpointMarker(_LONG.unpack_from(view, 4)[0])
     if kind == EventKind.END_OF_DATA:
-        return EndOfData(StopMode(view[4]))
-    if kind == EventKind.SUBTASK_CONNECTION_DESCRIPTOR:
-        return SubtaskConnectionDescriptor(*struct.unpack_from(">ii", view, 4))
-    if kind == EventKind.RECOVERY_METADATA:
-        return RecoveryMetadata(_KIND.unpack_from(view, 4)[0])
+        return EndOfData(StopMode(view[_KIND.size]))
+    if kind in _FIXED_BY_KIND:
+        event, fields = _FIXED_BY_KIND[kind]
+        return event(*fields.unpack_from(view, _KIND.size))
     if kind == EventKind.EVENT_ANNOUNCEMENT:
         return EventAnnouncement(_KIND.unpack_from(view, 4)[0], _decode_barrier(view[8:]))
     if kind == EventKind.OTHER:
