@@ -51,7 +51,17 @@ def test_setup_names_the_version_of_a_python_that_is_too_new(tmp_path: Path):
     _executable(newer, '[ "$1" = --version ] && echo Python 3.14.0')
     done = _setup(_checkout(tmp_path), PYTHON=str(newer))
     assert done.returncode == 2
-    assert f"PYTHON={newer} (Python 3.14.0) is not Python 3.11, 3.12 or 3.13" in done.stderr
+    assert f"PYTHON={newer} is not Python 3.11, 3.12 or 3.13" in done.stderr
+    assert "(it printed: Python 3.14.0)" in done.stderr
+
+
+def test_setup_repeats_what_a_python_printed_that_does_not_start(tmp_path: Path):
+    """pyenv has a program for each version that it knows. It fails for a version that is not selected, and says so on stderr."""
+    shim = tmp_path / "python3.13"
+    _executable(shim, 'echo "pyenv: python3.13: command not found" >&2; exit 127')
+    done = _setup(_checkout(tmp_path), PYTHON=str(shim))
+    assert done.returncode == 2
+    assert "(it printed: pyenv: python3.13: command not found)" in done.stderr
 
 
 def test_setup_does_not_replace_the_environment_that_a_link_names(tmp_path: Path):

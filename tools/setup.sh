@@ -16,8 +16,8 @@ suits() { # PYTHON: whether it has a supported version, and can create a virtual
 find_python() {
     local candidate found own
     if [ -n "${PYTHON:-}" ]; then
-        found=$("$PYTHON" --version 2>/dev/null | head -n 1 || true)
-        suits "$PYTHON" || fail "PYTHON=$PYTHON${found:+ ($found)} is not Python 3.11, 3.12 or 3.13 with the modules venv and ensurepip. Set it to one that is, or unset it."
+        found=$("$PYTHON" --version 2>&1 | tr '\n' ' ' || true)
+        suits "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11, 3.12 or 3.13 with the modules venv and ensurepip${found:+ (it printed: ${found% })}. Set it to one that is, or unset it."
         command -v "$PYTHON"
         return
     fi
