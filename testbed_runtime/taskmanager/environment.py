@@ -33,28 +33,12 @@ from testbed_runtime.core.versions import (
     has,
 )
 from testbed_runtime.ports.execution import Clock
-from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception, PartitionRegistrationHook
+from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception
 from testbed_runtime.ports.network import Address, Network, Resolver, SocketState
 from testbed_runtime.taskmanager.debloating import starting_size
 from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
-
-
-class HookedPartitionManager(ResultPartitionManager):
-    """Notifies the registration hook of each request for a partition that is not registered."""
-
-    def __init__(
-        self, hook: PartitionRegistrationHook, *, request_timeout_s: float, waits: bool, started: float
-    ) -> None:
-        super().__init__(request_timeout_s=request_timeout_s, waits=waits, started=started)
-        self._hook = hook
-
-    def get(self, partition: ResultPartitionID) -> ResultPartition | None:
-        known = super().get(partition)
-        if known is None and self._hook.active:
-            self._hook.request_seen(str(partition))
-        return known
 
 
 class NetworkEnvironment:
@@ -91,11 +75,11 @@ class NetworkEnvironment:
             memory=memory,
             timeout_key=options.name_of(BUFFERS_TIMEOUT),
         )
-        self.manager = HookedPartitionManager(
-            self.hook,
+        self.manager = ResultPartitionManager(
             request_timeout_s=options.duration("taskmanager.network.partition-request-timeout"),
             waits=options.requests_wait_at_producer,
             started=clock.now(),
+            on_unknown=self._on_unknown,
         )
         name, frames, tap = resource_id.name, interception.frames, interception.tap
         self.server = DataServer(
@@ -104,6 +88,10 @@ class NetworkEnvironment:
         self.connections = ConnectionManager(
             network, name=name, options=options, resolver=resolver, interceptor=frames, tap=tap
         )
+
+    def _on_unknown(self, partition: ResultPartitionID) -> None:
+        if self.hook.active:
+            self.hook.request_seen(str(partition))
 
     async def start(self, address: Address) -> Address:
         """Listen for consumers. Raises UserError when the port is in use."""

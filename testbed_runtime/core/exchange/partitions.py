@@ -40,8 +40,17 @@ class ResultPartitionManager:
     one to two timeouts, as in Flink. With a timeout of 0 they never expire.
     """
 
-    def __init__(self, *, request_timeout_s: float = 10.0, waits: bool = True, started: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        request_timeout_s: float = 10.0,
+        waits: bool = True,
+        started: float = 0.0,
+        on_unknown: Callable[[ResultPartitionID], None] = lambda _: None,
+    ) -> None:
+        """`on_unknown` is called for each request for a partition that is not registered."""
         self.waits = waits
+        self._on_unknown = on_unknown
         self._timeout = request_timeout_s
         self._started = started
         self._partitions: dict[ResultPartitionID, ResultPartition] = {}
@@ -60,7 +69,10 @@ class ResultPartitionManager:
     def get(self, partition: ResultPartitionID) -> ResultPartition | None:
         """Return the partition, or None if it is unknown or was released."""
         known = self._partitions.get(partition)
-        return None if known is None or known.is_released else known
+        if known is None or known.is_released:
+            self._on_unknown(partition)
+            return None
+        return known
 
     def register(self, partition: ResultPartition) -> None:
         """Register a partition and serve the requests that wait for it. Raises LocalProtocolError for a known id."""
