@@ -205,7 +205,8 @@ def _refused(options: Options) -> Iterator[tuple[str, str, str]]:
             read(options)
         except OptionRefused as error:
             given = f"it is {options.text(error.key)!r}: " if options.text(error.key) else ""
-            yield error.key, f"Flink does not start: {error.message}", given + error.hint
+            hint = error.hint or f"the default is {BY_KEY[error.key].default_in(options.flink_version)}"
+            yield error.key, f"Flink does not start: {error.message}", given + hint
     unaligned = "execution.checkpointing.unaligned.enabled"
     try:
         BarrierPolicy.of(options)

@@ -81,7 +81,8 @@ class FlinkError(HeadgateError):
 
 
 class OptionRefused(FlinkError):
-    """Flink does not start with a value of the option `key`. The message is Flink's; `hint` says how to fix it."""
+    """Flink does not start with a value of the option `key`. The message is Flink's; `hint` says how to fix it. Without a hint,
+    the default of the Flink version is the advice."""
 
     def __init__(self, class_name: str, message: str, key: str, hint: str) -> None:
         super().__init__(class_name, message)
@@ -89,7 +90,7 @@ class OptionRefused(FlinkError):
         self.hint = hint
 
 
-def require_option(holds: bool, text: str, key: str, hint: str) -> None:
+def require_option(holds: bool, text: str, key: str, hint: str = "") -> None:
     """Raise OptionRefused as Flink's Preconditions.checkArgument does."""
     if not holds:
         raise OptionRefused("IllegalArgumentException", text, key, hint)

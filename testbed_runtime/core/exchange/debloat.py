@@ -19,20 +19,10 @@ def check_debloating(options: Options) -> None:
         return
     largest, least, start = options.memory(SEGMENT), options.memory(LEAST), options.memory(START)
     rules = [
-        (least > 0, "must be at least 1 byte", LEAST, "the default is 256 b"),
-        (
-            options.integer(DEBLOAT + "samples") > 0,
-            "must be at least 1",
-            DEBLOAT + "samples",
-            "the default is 20",
-        ),
+        (least > 0, "must be at least 1 byte", LEAST, ""),
+        (options.integer(DEBLOAT + "samples") > 0, "must be at least 1", DEBLOAT + "samples", ""),
         (largest >= least, f"must be at most {SEGMENT}", LEAST, f"write at most {largest} b"),
-        (
-            options.duration(DEBLOAT + "target") >= 0.001,
-            "must be at least 1 ms",
-            DEBLOAT + "target",
-            "the default is 1 s",
-        ),
+        (options.duration(DEBLOAT + "target") >= 0.001, "must be at least 1 ms", DEBLOAT + "target", ""),
     ]
     if has(options.flink_version, STARTING_SEGMENT_SIZE):
         rules += [

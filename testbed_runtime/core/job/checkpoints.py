@@ -39,6 +39,9 @@ dropped."""
 MAX_MIN_PAUSE_S = 365.0 * 24 * 3600
 """A longer min-pause is shortened to this, as in Flink."""
 INTERVAL_REFUSED = "Checkpoint interval must be larger than or equal to 10 ms"
+TIMEOUT_REFUSED = "Checkpoint timeout must be larger than or equal to 10 ms"
+CONCURRENT_REFUSED = "The maximum number of concurrent attempts must be at least one."
+TOLERABLE_REFUSED = "The tolerable failure checkpoint number must be non-negative."
 EXCEEDED = "Exceeded checkpoint tolerable failure threshold."
 UNKNOWN_CHECKPOINT = -1
 """Id of a checkpoint that failed before it had one."""
@@ -155,6 +158,10 @@ class CheckpointFailureManager:
         self._counted.clear()
 
 
+def _require_interval(holds: bool) -> None:
+    require_option(holds, INTERVAL_REFUSED, PREFIX + "interval", "leave it out for no checkpoints")
+
+
 class CheckpointConfig(Struct, frozen=True):
     """Seconds; an interval of 0 turns periodic checkpoints off."""
 
@@ -168,45 +175,19 @@ class CheckpointConfig(Struct, frozen=True):
     def __post_init__(self) -> None:
         """Raise OptionRefused as the setters of Flink's CheckpointConfig do. Flink does not call the setters
         of options that are not set."""
-        for holds, text, key, hint in (
-            (
-                self.interval_s == 0 or self.interval_s >= MINIMAL_TIME_S,
-                INTERVAL_REFUSED,
-                "interval",
-                "leave it out for no checkpoints",
-            ),
-            (
-                self.timeout_s >= MINIMAL_TIME_S,
-                "Checkpoint timeout must be larger than or equal to 10 ms",
-                "timeout",
-                "the default is 10 min",
-            ),
-            (
-                self.min_pause_s >= 0,
-                "Pause value must be zero or positive",
-                "min-pause",
-                "the default is 0",
-            ),
-            (
-                self.max_concurrent >= 1,
-                "The maximum number of concurrent attempts must be at least one.",
-                "max-concurrent-checkpoints",
-                "the default is 1",
-            ),
-            (
-                self.tolerable_failures >= 0,
-                "The tolerable failure checkpoint number must be non-negative.",
-                "tolerable-failed-checkpoints",
-                "the default is 0",
-            ),
+        _require_interval(self.interval_s == 0 or self.interval_s >= MINIMAL_TIME_S)
+        for holds, text, key in (
+            (self.timeout_s >= MINIMAL_TIME_S, TIMEOUT_REFUSED, "timeout"),
+            (self.min_pause_s >= 0, "Pause value must be zero or positive", "min-pause"),
+            (self.max_concurrent >= 1, CONCURRENT_REFUSED, "max-concurrent-checkpoints"),
+            (self.tolerable_failures >= 0, TOLERABLE_REFUSED, "tolerable-failed-checkpoints"),
         ):
-            require_option(holds, text, PREFIX + key, hint)
+            require_option(holds, text, PREFIX + key)
 
     @classmethod
     def of(cls, options: Options) -> CheckpointConfig:
         key, interval_s = PREFIX + "interval", options.duration(PREFIX + "interval")
-        holds = interval_s >= MINIMAL_TIME_S or not options.is_set(key)
-        require_option(holds, INTERVAL_REFUSED, key, "leave it out for no checkpoints")
+        _require_interval(interval_s >= MINIMAL_TIME_S or not options.is_set(key))
         return cls(
             interval_s=interval_s,
             timeout_s=options.duration(PREFIX + "timeout"),

@@ -23,7 +23,7 @@ class HeartbeatConfig(Struct, frozen=True):
     def __post_init__(self) -> None:
         """Raise OptionRefused as Flink's HeartbeatServicesImpl does."""
         text = "The heartbeat interval must be larger than 0."
-        require_option(self.interval_s >= 0.001, text, "heartbeat.interval", "the default is 10 s")
+        require_option(self.interval_s >= 0.001, text, "heartbeat.interval")
         text = "The heartbeat timeout should be larger or equal than the heartbeat interval."
         require_option(
             self.interval_s <= self.timeout_s,
@@ -34,7 +34,7 @@ class HeartbeatConfig(Struct, frozen=True):
         threshold = self.rpc_failure_threshold
         text = "The number of failed heartbeat RPC requests has to be larger than 0 or -1 (deactivated)."
         holds = threshold > 0 or threshold == RPC_FAILURES_OFF
-        require_option(holds, text, "heartbeat.rpc-failure-threshold", "the default is 2")
+        require_option(holds, text, "heartbeat.rpc-failure-threshold")
 
     @classmethod
     def of(cls, options: Options) -> HeartbeatConfig:

@@ -23,12 +23,12 @@ class RegistrationConfig(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise OptionRefused as Flink's RetryingRegistrationConfiguration does. An initial timeout above the maximum is allowed."""
-        for seconds, which, key, default in (
-            (self.initial_timeout_s, "initial", "initial-timeout", "100 ms"),
-            (self.max_timeout_s, "maximum", "max-timeout", "30 s"),
+        for seconds, which, key in (
+            (self.initial_timeout_s, "initial", "initial-timeout"),
+            (self.max_timeout_s, "maximum", "max-timeout"),
         ):
             text = f"{which} registration timeout must be greater than zero"
-            require_option(seconds >= 0.001, text, f"cluster.registration.{key}", f"the default is {default}")
+            require_option(seconds >= 0.001, text, f"cluster.registration.{key}")
         for seconds, when, key in (
             (self.error_delay_s, "error", ERROR_DELAY),
             (self.refused_delay_s, "refused registration", REFUSED_DELAY),

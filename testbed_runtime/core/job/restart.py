@@ -23,6 +23,11 @@ EXPONENTIAL = f"{RESTART_STRATEGY}exponential-delay."
 TYPE = f"{RESTART_STRATEGY}type"
 STRATEGIES = {FIXED_DELAY: "fixed-delay", FAILURE_RATE: "failure-rate", EXPONENTIAL: "exponential-delay"}
 """Prefix of a strategy's own options → its type."""
+INITIAL_ABOVE_MAXIMUM = "Initial backoff cannot be higher than maximum backoff."
+MULTIPLIER_REFUSED = "Backoff multiplier must be greater than 1."
+RESET_REFUSED = "Threshold duration for exponential backoff reset must be at least 1."
+ATTEMPTS_REFUSED = "The attemptsBeforeResetBackoff must be at least 1."
+NO_RESTART_HINT = "write none as the type for no restart"
 UNSET_DELAY_S = 1.0
 """The default of Flink before 1.19 for a job with checkpoints and no restart strategy."""
 
@@ -96,9 +101,7 @@ class FixedDelay(RestartStrategy):
     def __post_init__(self) -> None:
         """Raise OptionRefused as Flink's constructor does."""
         text = "Maximum number of restart attempts must be at least 0."
-        require_option(
-            self.attempts >= 0, text, FIXED_DELAY + "attempts", "write none as the type for no restart"
-        )
+        require_option(self.attempts >= 0, text, FIXED_DELAY + "attempts", NO_RESTART_HINT)
         _require_delay(self.delay_s, self.option)
 
     @property
@@ -123,11 +126,9 @@ class FailureRate(RestartStrategy):
     def __init__(self, max_failures: int, interval_s: float, delay_s: float) -> None:
         """Create the strategy. Raises OptionRefused as Flink's constructor does."""
         text = "Maximum number of restart attempts per time unit must be greater than 0."
-        require_option(max_failures > 0, text, FAILURE_RATE + "max-failures-per-interval", "the default is 1")
+        require_option(max_failures > 0, text, FAILURE_RATE + "max-failures-per-interval")
         text = "Failures interval must be greater than 0 ms."
-        require_option(
-            _millis(interval_s) > 0, text, FAILURE_RATE + "failure-rate-interval", "the default is 1 min"
-        )
+        require_option(_millis(interval_s) > 0, text, FAILURE_RATE + "failure-rate-interval")
         _require_delay(delay_s, self.option)
         self._max_failures = max_failures
         self._interval_s = interval_s
@@ -161,37 +162,18 @@ class ExponentialConfig(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise OptionRefused as Flink's constructor does."""
+        initial, largest = _millis(self.initial_s), _millis(self.max_s)
         for holds, text, key, hint in (
-            (
-                _millis(self.initial_s) >= 1,
-                "Initial backoff must be at least 1.",
-                "initial-backoff",
-                "the default is 1 s",
-            ),
-            (
-                _millis(self.max_s) >= 1,
-                "Maximum backoff must be at least 1.",
-                "max-backoff",
-                "the default is 1 min",
-            ),
-            (
-                _millis(self.initial_s) <= _millis(self.max_s),
-                "Initial backoff cannot be higher than maximum backoff.",
-                "max-backoff",
-                "make it larger",
-            ),
+            (initial >= 1, "Initial backoff must be at least 1.", "initial-backoff", ""),
+            (largest >= 1, "Maximum backoff must be at least 1.", "max-backoff", ""),
+            (initial <= largest, INITIAL_ABOVE_MAXIMUM, "max-backoff", "make it larger"),
             (
                 self.multiplier > 1,
-                "Backoff multiplier must be greater than 1.",
+                MULTIPLIER_REFUSED,
                 "backoff-multiplier",
                 "write '1.1', or fixed-delay as the type",
             ),
-            (
-                _millis(self.reset_s) >= 1,
-                "Threshold duration for exponential backoff reset must be at least 1.",
-                "reset-backoff-threshold",
-                "the default is 1 h",
-            ),
+            (_millis(self.reset_s) >= 1, RESET_REFUSED, "reset-backoff-threshold", ""),
             (
                 0 <= self.jitter <= 1,
                 "Jitter factor must be >= 0 and <= 1.",
@@ -200,9 +182,9 @@ class ExponentialConfig(Struct, frozen=True):
             ),
             (
                 self.attempts_before_reset >= 1,
-                "The attemptsBeforeResetBackoff must be at least 1.",
+                ATTEMPTS_REFUSED,
                 "attempts-before-reset-backoff",
-                "write none as the type for no restart",
+                NO_RESTART_HINT,
             ),
         ):
             require_option(holds, text, EXPONENTIAL + key, hint)
