@@ -128,10 +128,10 @@ class BlockingSubpartition(PipelinedSubpartition):
             raise FlinkError("IllegalStateException", "Partition released.")
         if not self._finished:
             raise FlinkError("IllegalStateException", "Trying to read unfinished blocking partition.")
-        return SubpartitionView(_Reading(self), on_data)
+        return SubpartitionView(BlockingReading(self), on_data)
 
 
-class _Reading:
+class BlockingReading:
     """One reading of a blocking subpartition, as a view sees it. No element of such a result blocks its reader."""
 
     def __init__(self, written: BlockingSubpartition) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -14,6 +14,9 @@ from testbed_runtime.core.exchange.frames import LAST_SEQUENCE_NUMBER, DataType,
 from testbed_runtime.core.exchange.javaser import producer_failed
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, BufferConsumer, recycle_all
 from testbed_runtime.core.values import MAX_INT
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.exchange.blocking import BlockingReading
 
 _UNFINISHED_HEAD = "When there are multiple buffers, an unfinished bufferConsumer can not be at the head of the buffers queue."
 _NONE = DataType.NONE
@@ -84,41 +87,6 @@ class SubpartitionOwner(Protocol):
     def on_barrier_sent(self, index: int) -> None: ...
 
     def release(self, cause: FlinkError | None = None) -> None: ...
-
-
-class Readable(Protocol):
-    """The source of a view: a queue that is consumed once, or one reading of a blocking result."""
-
-    index: int
-    name: str
-
-    def __len__(self) -> int: ...
-
-    @property
-    def is_released(self) -> bool: ...
-
-    @property
-    def failure_cause(self) -> FlinkError | None: ...
-
-    @property
-    def has_priority(self) -> bool: ...
-
-    @property
-    def backlog(self) -> int: ...
-
-    def poll(self) -> Polled | None: ...
-
-    def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]: ...
-
-    def availability(self, *, credit: bool) -> tuple[bool, int]: ...
-
-    def resume(self) -> None: ...
-
-    def set_buffer_size(self, size: int) -> None: ...
-
-    def on_all_data_processed(self) -> None: ...
-
-    def on_view_released(self) -> None: ...
 
 
 def consumed_once(index: int, name: str) -> FlinkError:
@@ -459,7 +427,10 @@ class SubpartitionView:
 
     __slots__ = ("on_data", "released", "subpartition")
 
-    def __init__(self, subpartition: Readable, on_data: Callable[[], None]) -> None:
+    def __init__(
+        self, subpartition: PipelinedSubpartition | BlockingReading, on_data: Callable[[], None]
+    ) -> None:
+        """`subpartition` is a queue that is consumed once, or one reading of a blocking result."""
         self.subpartition = subpartition
         self.on_data = on_data
         self.released = False
