@@ -526,12 +526,8 @@ def _concerns(holder: Wait, wait: Wait) -> bool:
 
 def _is_part(holder: Wait, wait: Wait) -> bool:
     """Whether one wait is a part of a longer one, whenever it ended: one of its requests, a step, or the task that kept it waiting."""
-    if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:  # the task that hung
-        return (
-            holder.kind == wait.kind
-            and holder.outcome is Outcome.EXPIRED
-            and wait.start_ns <= holder.start_ns
-        )
+    if wait.kind == holder.kind == "cancellation":  # the task that hung
+        return holder.outcome is Outcome.EXPIRED and wait.start_ns <= holder.start_ns
     if wait.kind == "slot" and not is_slot_request(wait):  # only a TaskManager that offers a slot registers
         asked = (holder.kind, holder.what) == ("registration", JOBMASTER_NAME) and _caused(holder)
         return asked or (is_slot_request(holder) and wait.start_ns - EPSILON_NS <= holder.start_ns)
