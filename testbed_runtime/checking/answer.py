@@ -11,7 +11,9 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from testbed_runtime.checking.apart import (
+    Hit,
     awaited_by,
+    downtime_s,
     hits_of,
     lost_in,
     stalled_taskmanager,
@@ -188,6 +190,8 @@ class _Paths:
         """The TaskManagers for which the job waits in that outage."""
         self.felt = waits
         """The waits without the pauses of TaskManagers that the job did not use in that outage."""
+        self.hits: Sequence[Hit] = ()
+        """The faults that stopped a part of the job in that outage."""
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
@@ -197,6 +201,8 @@ class _Paths:
         self.awaited = awaited_by(self.entry, lost, self.waits, outage.effect, outage.end)
         used = self.awaited | used_in(self.trial, outage.effect, outage.end)
         self.felt = [w for w in self.waits if (name := stalled_taskmanager(w)) is None or name in used]
+        shape, faults = job_shape(self.trial, self.entry), _faults_of(outage)
+        self.hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
         rounds = self._rounds(outage)
         segments = [s for r in rounds for s in r.segments]
         reason = "" if outage.recovered else NOT_RECOVERED
@@ -204,8 +210,6 @@ class _Paths:
             reason = JOB_FAILED
         elif outage.recovered or outage.rounds[-1].cause is None:
             reason = unknown or reason
-        failed = reason == JOB_FAILED
-        downtime = None if outage.running is None else (outage.running - outage.effect) / NS
         shared = [_shared(e, max(e.begun_ns, outage.effect)) for e in outage.shared]
         return Recovery(
             fault=self.outage_fault,
@@ -215,8 +219,8 @@ class _Paths:
             reason=reason,
             ended="" if outage.recovered else self._ended(outage, reason),
             restarts=sum(outage.effect <= e["t_ns"] <= outage.end for e in self.restarts),
-            limit=restart_limit(self.options) if failed else "",
-            downtime_s=downtime,
+            limit=restart_limit(self.options) if reason == JOB_FAILED else "",
+            downtime_s=downtime_s(self.trial, self.hits, shape.sinks, outage),
             rounds=rounds,
             prices=prices(segments),
             margins=self._margins(outage),
@@ -255,10 +259,8 @@ class _Paths:
         shared = with_time_before_kills(shared, self.waits)
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
-        if len(faults := _faults_of(outage)) > 1:
-            shape = job_shape(self.trial, self.entry)
-            hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
-            shared = until_each_has_recovered(shared, hits, causes, self.waits, awaited=self.awaited)
+        if len(_faults_of(outage)) > 1:
+            shared = until_each_has_recovered(shared, self.hits, causes, self.waits, awaited=self.awaited)
         used = places(self.trial, outage.end + 1).values()
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry, used=used)
         return each_segment(shared, capped)

@@ -8,18 +8,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import Entry, JobShape
+from testbed_runtime.checking.common import Entry, JobShape, data, events
 from testbed_runtime.checking.criticalpath import NEAR_NS, is_awaited, taskmanager_of
 from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.lasting import PAUSE, with_slack
-from testbed_runtime.checking.rounds import LOST, cut_off, responsible
+from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.manifest import vertices
@@ -74,6 +75,23 @@ def hits_of(
             until_ns = min([(fault.ended_ns or INT64_MAX) - fault.sent_again_ns, *moved])
             found.append(Hit(fault, _connected(set(map(vertex_of, cut)), shape), until_ns))
     return found
+
+
+def downtime_s(trial: Trial, hits: Iterable[Hit], sinks: Collection[str], outage: Outage) -> float | None:
+    """Return when the last affected sink received its first new record, in seconds since the effect. None if one received none. A part of the
+    job that a fault stopped and that did not restart gets records when that fault ends."""
+    if outage.running is None:
+        return None
+    states = events(trial, "task.state")
+    restarts = [(vertex_of(e["subject"]), e["t_ns"]) for e in states if data(e).get("to") == "DEPLOYING"]
+    back = outage.running
+    for hit in hits:
+        begun, ended = hit.fault.begun_ns, min(hit.fault.ended_ns or 0, hit.until_ns, outage.end)
+        restarted = any(name in hit.vertices and begun < t_ns < ended for name, t_ns in restarts)
+        stands = begun < outage.running and not restarted and hit.fault.kind not in LOST
+        if stands and not hit.vertices.isdisjoint(sinks):
+            back = max(back, ended)
+    return (back - outage.effect) / NS
 
 
 def _names(fault: FaultEffect) -> set[str]:

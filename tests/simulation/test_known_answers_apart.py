@@ -188,3 +188,20 @@ def test_a_paused_region_has_the_seconds_after_another_one_has_restarted(tmp_pat
     owned = {price.option or price.text: price.seconds for price in found.prices}
     assert owned[REACHABILITY] == pytest.approx(1.9, abs=TOLERANCE_S)
     assert owned["end of the fault `gc`"] == pytest.approx(4.0 - 1.95, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize(("first", "second", "down_s"), [("pause", "kill", 4.0), ("kill", "pause", 5.0)])
+def test_a_region_that_is_paused_is_down_until_the_pause_ends(
+    first: str, second: str, down_s: float, tmp_path: Path
+):
+    """The other region is killed before or after the pause of 4 s begins, and restarts 2 s later, before the pause ends."""
+    kinds: dict[str, Any] = {"kill": (KILL, "1 s"), "pause": (PAUSE, "4 s")}
+    faults = [
+        fault(name, kinds[name][1], of_region(region), at=at, **kinds[name][0])
+        for name, region, at in ((first, "a", "0 s"), (second, "b", "1 s"))
+    ]
+    options = {**QUICK, HEARTBEAT: "20 s"}
+    case = Case("regions", faults, "", 0.0, options=options, observation="10 s")
+    (found,) = of_case(case, tmp_path, REGIONS).recoveries
+    assert found.downtime_s == pytest.approx(down_s, abs=TOLERANCE_S)
+    assert found.total_s == pytest.approx(down_s, abs=0.2)
