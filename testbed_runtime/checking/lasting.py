@@ -212,7 +212,7 @@ def until_faults_end(
         following = next(later, None) if own.option and own.kind != "registration" else None
         if following is None:
             return own
-        if ends[following.fault].kind == PAUSE:  # the catch-up after the pause may still become shorter
+        if following.kind == "catch-up":  # the rest of the catch-up may still become shorter
             saved_ns = rounds[-1].end_ns - following.end_ns
         elif _expires(following, waits, delays):
             saved_ns = 0
@@ -252,11 +252,11 @@ def _saved(
 
 def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) -> bool:
     """Whether a wait was for something that a fault held back, and ended with the fault. A wait on a link
-    that let nothing pass may end later, if at least half of it is within the fault. A pause that stops a part
-    of the job only holds back a catch-up."""
+    that let nothing pass may end later, if at least half of it is within the fault. A catch-up is held back
+    until the last records that the fault delayed arrive."""
     within = (fault.ended_ns or 0) - segment.start_ns
-    if fault.kind == PAUSE:
-        return segment.kind == "catch-up" and abs(segment.end_ns - (fault.ended_ns or 0)) <= TIE_NS
+    if segment.kind == "catch-up":
+        return -TIE_NS <= segment.end_ns - (fault.ended_ns or 0) <= delays.get(fault.fault, 0) + TIE_NS
     lasted = segment.end_ns - segment.start_ns
     if fault.hides_link:
         return 0 < 2 * within >= lasted >= within - EPSILON_NS

@@ -205,3 +205,14 @@ def test_a_region_that_is_paused_is_down_until_the_pause_ends(
     (found,) = of_case(case, tmp_path, REGIONS).recoveries
     assert found.downtime_s == pytest.approx(down_s, abs=TOLERANCE_S)
     assert found.total_s == pytest.approx(down_s, abs=0.2)
+
+
+def test_a_restart_while_credit_is_withheld_saves_nothing(tmp_path: Path):
+    """An aligned checkpoint expires 5 s after the beginning. The job restarts, and is behind until it gets credit after 9 s, as it would
+    be after an earlier restart."""
+    withheld = fault("withheld", "9 s", ALL, frames={"withholdCredit": {}})
+    options = {**QUICK, "execution.checkpointing.timeout": "3 s"}
+    case = Case("credit", [withheld], "", 0.0, options=options, observation="14 s")
+    (found,) = of_case(case, tmp_path).recoveries
+    saved = promised(found, "execution.checkpointing.interval")
+    assert saved == (pytest.approx(0.0, abs=TOLERANCE_S), True)
