@@ -103,6 +103,7 @@ def _list_questions(width: int) -> None:
 
 def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> starting.Shape:
     """Return the shape with the options of a Flink configuration."""
+    from testbed_runtime.core.job.restart import restart_strategy
     from testbed_runtime.core.options import Options
 
     conf, version, found = options.flink_conf(path, flink_version)
@@ -118,11 +119,14 @@ def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> 
             f"{path}: {text}, because a job without checkpoints restarts from its beginning, or not at all"
         )
     effective = Options(found.usable, flink_version=version)
+    restart = restart_strategy(effective, lambda _, high: high)
+    restart.notify_failure(0)
     given = starting.Given(
         options=found.usable,
         cluster=", ".join(sizes),
         interval_s=math.ceil(effective.duration("heartbeat.interval")),
         timeout_s=math.ceil(effective.duration("heartbeat.timeout")),
+        restart_s=math.ceil(restart.backoff_s(0)),
     )
     return msgspec.structs.replace(shape, flink_version=version, given=given)
 

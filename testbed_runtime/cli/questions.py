@@ -43,10 +43,13 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expect: tuple[tuple[str, str], ...]
     """(expectation in YAML, comment). In the file, those that all questions have are left out."""
     observation_s: int
+    limit_s: int = 0
+    """`{limit}`: how long the recovery may take with the options of the question."""
     heartbeats: bool = False
-    """Whether heartbeats detect the fault. It then begins at a random moment of their interval, and the observation waits for their timeout."""
+    """Whether heartbeats detect the fault. It then begins at a random moment of their interval. The observation and the limit allow for the
+    reader's heartbeat timeout and restart delay."""
     checkpoints: bool = False
-    """Whether a checkpoint has to begin during the fault. The fault and the observation then last one interval longer."""
+    """Whether a checkpoint has to begin during the observation. It and the faults then last one interval of the reader's checkpoints longer."""
     errors: tuple[str, ...] = ()
     """Parts of the lines that Flink logs when the problem occurs. `*` is any text."""
     keys: tuple[str, ...] = ()

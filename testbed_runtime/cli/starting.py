@@ -46,6 +46,8 @@ class Given(Struct, frozen=True, kw_only=True):
     """heartbeat.interval. A fault may begin at any moment of it."""
     timeout_s: int
     """heartbeat.timeout, which a scenario may have to wait for."""
+    restart_s: int
+    """Delay of the first restart."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -61,20 +63,24 @@ class Shape(Struct, frozen=True, kw_only=True):
 def document(question: Question, shape: Shape) -> str:
     """Return the commented scenario. Pure."""
     given = shape.given
-    waited_s = given.interval_s + given.timeout_s if given and question.heartbeats else 0
+    waited_s = given.interval_s + given.timeout_s + given.restart_s if given and question.heartbeats else 0
+    limit = f"{question.limit_s + waited_s} s"
+    expect = [(text.replace("{limit}", limit), why) for text, why in question.expect]
     if given and REGISTRATION in question.faults:
         waited_s = min(MAX_WAITED_S, math.ceil(_backoff(question, shape).maximum))
     waited_s += _interval_s(question, shape)
     replicas = (3 if question.overload else 2) * shape.parallelism + question.spare
     return _template().render(
         question=question,
+        hypothesis=question.hypothesis.replace("{limit}", limit),
+        expect=expect,
         shape=shape,
         replicas=replicas,
         options=list(_options(question, shape)),
         faults=list(_faults(question, shape)),
         observation_s=question.observation_s + waited_s,
         overloaded_ms=_overloaded_ms(shape),
-        wide=max(len(text) for text, _ in question.expect) + 2,
+        wide=max(len(text) for text, _ in expect) + 2,
     )
 
 

@@ -378,7 +378,7 @@ def test_new_takes_the_options_of_a_flink_configuration(headgate, tmp_path):
         "execution.checkpointing.interval": "1 s",
         "headgate.restart.fence-dead-slots": "false",
     }
-    assert (spec["faults"][0]["jitter"], spec["timeline"]["observation"]) == ("10 s", "150 s")
+    assert (spec["faults"][0]["jitter"], spec["timeline"]["observation"]) == ("10 s", "151 s")
     loading.load(path)
 
 
