@@ -178,8 +178,8 @@ def _since_calls_fail(
     planes: Mapping[str, str],
 ) -> Iterator[Wait]:
     """Yield the waits. The part of a wait for failing calls before the TaskManager was killed is left out, or becomes a
-    wait of its own without a limit: no call failed until then. A cancellation may end with several losses. Behind a
-    fault that lets nothing pass, nobody notices the kill, so such waits stay as they are."""
+    wait of its own without a limit: no call failed until then. A cancellation may end with several losses. A fault
+    that lets nothing pass hides the kill, so such waits stay as they are."""
     lost = [w for w in waits if w.kind == "heartbeat" and PRODUCT in w.option]
 
     def dead_ns(process: str, wait: Wait) -> int:
