@@ -25,6 +25,8 @@ class Capabilities(Struct, frozen=True):
     environment: str
     backends: tuple[str, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
+    data_only: tuple[str, ...] = ()
+    """Kinds that act on the exchange between TaskManagers only."""
 
 
 LOCAL = Capabilities(
@@ -46,6 +48,7 @@ SIMULATION = Capabilities(
         **dict.fromkeys(PACKET_BACKENDS, "the simulated network carries byte streams, not packets"),
         "kubernetes": _NO_PODS,
     },
+    data_only=("network.reset", "network.bandwidth"),
 )
 
 
@@ -78,4 +81,7 @@ def check_fault(fault: Fault, capabilities: Capabilities, path: str = "") -> tup
     path = path or f"faults[{fault.name}]"
     for problem in check.problems(fault, path):
         raise problem
+    if fault.kind in capabilities.data_only and fault.plane != "data":
+        problem = f"{fault.kind} acts on the data plane only in the environment {capabilities.environment!r}"
+        raise UserError(f"{path}.plane", problem, "write data, or choose another environment")
     return choose_backend(kind_of(fault), capabilities, params=fault.params, path=path)

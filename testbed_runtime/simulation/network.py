@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import ANYBODY, any_matches
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule, combined, planes_of, rule_of
+from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule, combined, rule_of
 from testbed_runtime.faults.proxy.observe import (
     AFTER_LIMIT_S,
     CLEAN_S,
@@ -76,9 +75,6 @@ class SimNetworkBackend:
         """How long after the end of a fault TCP retransmits the last lost bytes."""
 
     async def prepare(self, request: FaultRequest) -> None:
-        fault = request.fault
-        if PLANE_RPC in planes_of(fault) and fault.kind in ("network.reset", "network.bandwidth"):
-            raise UserError("plane", f"{fault.kind} is simulated on the data plane only", "write data")
         paths = self._paths[request.fault_id] = self._choose_paths(rule_of(request))
         await asyncio.gather(*(_prepare_path(path) for path in paths))
 

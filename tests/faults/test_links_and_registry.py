@@ -98,6 +98,18 @@ def test_a_pod_is_deleted_only_where_there_are_pods():
     assert "process.kill" in caught.value.hint
 
 
+@pytest.mark.parametrize("kind", ["network.reset", "network.bandwidth"])
+def test_a_fault_that_virtual_time_has_only_between_taskmanagers_is_refused_before_the_run(kind):
+    """The error names the field. Elsewhere, and on the exchange, it is possible."""
+    params = {"bytes_per_s": 1000} if kind == "network.bandwidth" else {}
+    for plane in ("rpc", "both"):
+        with pytest.raises(UserError, match="acts on the data plane only") as caught:
+            check_fault(fault(kind, params=params, plane=plane), SIMULATION)
+        assert caught.value.path == "faults[f].plane"
+        assert check_fault(fault(kind, params=params, plane=plane), LOCAL)[0] == "proxy"
+    assert check_fault(fault(kind, params=params), SIMULATION)[0] == "proxy"
+
+
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - ELSEWHERE))
 @pytest.mark.parametrize("environment", [LOCAL, SIMULATION], ids=lambda p: p.environment)
 def test_every_other_kind_has_a_backend_here(kind, environment):
