@@ -229,7 +229,7 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
         "at_s": asked.get("at_s"),
         "before_submit": bool(asked.get("before_submit")),
         "duration_s": asked.get("duration_s"),
-        "asked": recorded or dict(asked.get("params", {})),
+        "asked": recorded or {key: asked[key] for key in ("params", "direction") if key in asked},
         "measured": measured,
         "after": after,
         "effect": _effect(rows),

@@ -164,7 +164,7 @@ def _when(fault: Mapping[str, Any]) -> str:
         return "from before the job is submitted"
     if not at:
         return "" if at is None else "at the end of the baseline"
-    return f"{words.seconds_short(float(at))} after the baseline"
+    return f"{words.seconds_short(round(float(at), 3))} after the baseline"
 
 
 def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:

@@ -74,7 +74,7 @@ def targets_in_words(targets: Sequence[str]) -> str:
     """`tm-2`, `tm-0 and tm-1`, `tm-0, tm-1 and tm-2`; links with an arrow."""
     names = [str(t).replace("->", " → ") for t in targets]
     if not names:
-        return "no process yet"
+        return "no process"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -265,7 +265,7 @@ class Timeline:
 def describe(series: Mapping[str, Any]) -> str:
     """Describe the timeline in words, for screen readers."""
     spans = [s for s in series["spans"] if s["kind"] != "phase"]
-    parts = [f"{s['kind']} {s['name']} from {s['start_s']:.1f} s to {s['end_s']:.1f} s" for s in spans]
+    parts = [f"{s['kind']} {s['name']} from {s['start_s']:z.1f} s to {s['end_s']:z.1f} s" for s in spans]
     done = sum(1 for m in series["marks"] if m["kind"] == "checkpoint.completed")
     return "; ".join([*parts, f"{done} checkpoints completed", f"{_end(series):.1f} s in total"])
 

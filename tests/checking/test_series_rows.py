@@ -201,7 +201,11 @@ def test_a_fault_is_described_by_the_manifest_and_by_the_history():
     (alone,) = series(history)["faults"]
     assert (alone["kind"], alone["why"], alone["before_submit"]) == ("network.latency", "", False)
     (never,) = series(History(), faults=[manifest])["faults"]
-    assert (never["backend"], never["targets"], never["asked"]) == ("proxy", ["tm-9"], {"delay": 9})
+    assert (never["backend"], never["targets"], never["asked"]) == (
+        "proxy",
+        ["tm-9"],
+        {"params": {"delay": 9}},
+    )
     other = {"name": "e", "params": {}}
     assert [f["fault"] for f in series(history, faults=[manifest, other])["faults"]] == ["f", "e"]
 

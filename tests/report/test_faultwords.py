@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.report import faultwords
+from testbed_runtime.report.build import _faults
+from tests.checking.conftest import History
 
 ASKED = [
     ("process.pause", {}, "8 s pause of tm-2"),
@@ -50,6 +53,19 @@ def test_a_direction_is_said_when_it_is_not_both():
     assert faultwords.asked(fault("network.latency", {}, asked=late)) == (
         "100 ms more one way of tm-2 away from it for 8 s"
     )
+
+
+def test_a_fault_that_never_began_is_described_as_it_was_requested():
+    """The job had ended before. There are no rows of it, so the entry of the trial has what was requested."""
+    params = {"frame_class": "barrier", "percent": 10}
+    planned = {"name": "f", "kind": "frames.drop", "at_s": 1.95693, "duration_s": 0.2, "params": params}
+    entry = {"trial": "t", "phases": [], "faults": [{**planned, "direction": "to", "targets": []}]}
+    found = trial_timeseries(History().trial(), entry)
+    assert (
+        faultwords.asked(found["faults"][0])
+        == "10 % of the barrier frames of no process dropped towards it for 200 ms"
+    )
+    assert next(iter(_faults([entry], {"t": found})))["when"] == "1.957 s after the baseline"
 
 
 MEASURED = [
