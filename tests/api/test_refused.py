@@ -67,3 +67,18 @@ def test_a_study_is_judged_beside_fields_that_do_not_exist():
 def test_a_value_instead_of_a_list_says_how_an_item_is_written(change, hint):
     """With the fields that it needs, or with the value itself."""
     assert any(line.endswith(hint) and "must be a list" in line for line in errors(change)), errors(change)
+
+
+def test_the_advice_for_a_refused_option_is_the_default_of_the_version():
+    """The maximum backoff was 5 min until 1.18."""
+
+    def change(spec):
+        strategy = {"type": "exponential-delay", "exponential-delay.max-backoff": "0 ms"}
+        options = {f"restart-strategy.{key}": value for key, value in strategy.items()}
+        spec["testbed"]["flinkVersion"] = "1.18"
+        spec["testbed"]["flinkConfiguration"].update(options)
+
+    (error,) = errors(change)
+    assert error.endswith(
+        "max-backoff]: Flink does not start: Maximum backoff must be at least 1. (it is '0 ms': the default is 5 min)"
+    )

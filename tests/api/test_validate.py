@@ -216,18 +216,6 @@ BAD = {
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger "
         "or equal than the heartbeat interval. (it is '500 ms': make it a few times heartbeat.interval, 1 s)",
     ),
-    "an option whose default is that of the version": (
-        lambda s: (
-            s["testbed"].update(flinkVersion="1.18"),
-            configured(
-                {
-                    "restart-strategy.type": "exponential-delay",
-                    "restart-strategy.exponential-delay.max-backoff": "0 ms",
-                }
-            )(s),
-        ),
-        "max-backoff]: Flink does not start: Maximum backoff must be at least 1. (it is '0 ms': the default is 5 min)",
-    ),
     "no transfer of state": (
         configured({"state.backend.rocksdb.checkpoint.transfer.thread.num": "0"}),
         "transfer.thread.num]: must be at least 1 (the default is 4)",
