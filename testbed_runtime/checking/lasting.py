@@ -255,7 +255,7 @@ def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) 
     that let nothing pass may end later, if at least half of it is within the fault. A catch-up is held back
     until the last records that the fault delayed arrive."""
     within = (fault.ended_ns or 0) - segment.start_ns
-    if segment.kind == "catch-up":
+    if segment.kind == "catch-up" and not fault.hides_link:
         return -TIE_NS <= segment.end_ns - (fault.ended_ns or 0) <= delays.get(fault.fault, 0) + TIE_NS
     lasted = segment.end_ns - segment.start_ns
     if fault.hides_link:

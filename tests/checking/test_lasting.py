@@ -162,6 +162,8 @@ def test_slots_of_a_dead_taskmanager_are_there_until_its_loss_is_noticed(
         ("network.partition", {"what": "f", "kind": "catch-up"}, 1, 7, 0),
         ("network.latency", {}, 1, 7, -1),  # it delays each message for as long
         ("network.latency", {"what": "f", "kind": "catch-up"}, 1, 7, -1),  # the downtime would be shorter
+        ("frames.withhold-credit", {"what": "f", "kind": "catch-up"}, 1, 8, 0),
+        ("frames.withhold-credit", {"what": "f", "kind": "catch-up"}, 1, 7, -1),
         ("process.kill", {"what": "f", "kind": "stalled"}, 1, 7, -1),
         ("process.pause", {"what": "f", "kind": "catch-up"}, 1, 8, 0),
         ("process.pause", {"what": "f", "kind": "catch-up"}, 2.1, 8, -1),
