@@ -18,6 +18,7 @@ from testbed_runtime.checking.waitcauses import ordinal
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.core.job.limits import BACKOFF_MAX, enough_backoff
+from testbed_runtime.core.job.messages import SubmitTask
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, RM_NAME, Outcome, Wait
@@ -130,6 +131,7 @@ class _Ends:
         faults = {str(f["name"]): f for f in entry.get("faults") or ()}
         self.asked = {name: round(float(f.get("duration_s") or 0) * NS) for name, f in faults.items()}
         self.planes = {name: str(f.get("plane") or "") for name, f in faults.items()}
+        self.methods = {name: (f.get("params") or {}).get("method") for name, f in faults.items()}
         self.delays, self.round_trips = added_delays(entry), round_trip_delays(entry)
         chosen = options(entry)
         self.interval_ns = round(chosen.duration("heartbeat.interval") * NS)
@@ -152,11 +154,23 @@ class _Ends:
             passes = came - held.sent_again_ns
             came = wait.start_ns + round(connects_at(0.0, (passes - wait.start_ns) / NS) * NS)
             together = came - wait.start_ns
-        own = self.delays.get(wait.fault, 0)
+        own = self.delays.get(wait.fault, 0) * self._messages(wait, held)
         alone = wait.start_ns + own + self._usual_ns(held) + TIE_NS
-        if held.kind in _EACH_ITS_OWN and own and alone > wait.end_ns:
+        if own and alone > wait.end_ns:
             came = min(came, alone)
         return min(came - wait.start_ns, together) if came > wait.end_ns else None
+
+    def _messages(self, wait: Wait, held: FaultEffect) -> int:
+        """Return how many delays the wait can last: one, or one for each task that was submitted with it, because the TaskManager handles one
+        message after the other. 0 if the wait lasts until the end of the fault."""
+        if held.kind in _EACH_ITS_OWN:
+            return 1
+        if wait.kind != "deployment" or self.methods[held.fault] != SubmitTask.__name__:
+            return 0
+        own = [w for w in self.waits if (w.kind, w.option) == (wait.kind, wait.option)]
+        own = [w for w in own if abs(w.start_ns - wait.start_ns) <= TIE_NS]
+        shortest_ns = min(self.delays.get(held.fault, 0), wait.budget_ns)
+        return len({w.what for w in own if w.end_ns - w.start_ns >= shortest_ns})
 
     def _expired_before(self, checkpoint: Wait) -> list[Wait]:
         """Return the checkpoints that were tolerated and expired one after the other until this one began. A longer

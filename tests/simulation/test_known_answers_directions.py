@@ -45,6 +45,13 @@ CUT = fault("cut", "25 s", TM_0, at="deploy", network={"partition": {}})
 RPC_CUT = fault("cut", "6 s", TM_0, plane="rpc", network={"partition": {}})
 
 
+def submitted_late(name: str) -> Any:
+    """A TaskManager that works for 6 s at each task that it gets in the first deployment."""
+    target = {"taskManagers": {"names": [name]}}
+    delay = {"method": "SubmitTask", "delay": "6 s"}
+    return fault("slow", "30 s", target, at="deploy", rpc={"delay": delay})
+
+
 def far(mode: str, delay: str, direction: str) -> Any:
     latency = {"latency": {"delay": delay, "mode": mode}}
     return fault("far", "20 s", TM_0, plane="rpc", network=latency, direction=direction)
@@ -102,6 +109,9 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         (case("late-2", LATE, KILLED, version="1.12"), BACKOFF, "2000", 6.0),
         # the tasks are submitted 1.4 s after the kill, and the last of them are there when the fault ends
         (Case("submit", [SLOW, KILLED], "", 0.0, options=PATIENT, observation="50 s"), ASK, "4 s", 6.1),
+        # a TaskManager handles one task after the other: tm-0 a source, tm-2 a count and a sink
+        (Case("one-task", [submitted_late("tm-0")], "", 0.0, options=PATIENT), ASK, "4 s", 6.0),
+        (Case("two-tasks", [submitted_late("tm-2")], "", 0.0, options=PATIENT), ASK, "4 s", 12.0),
         # each write takes 8 s, and the tasks write side by side; the fault ends 2 s later
         (case("store", STORE, **UNTOLERANT), CHECKPOINT, "5 s", 8.0),
         # the seconds are those of the pause; the last heartbeat and the last renewal of the lease came 0.1 s before it
