@@ -71,10 +71,11 @@ def test_a_taskmanager_that_is_killed_while_it_does_not_answer_is_lost_since_its
     assert seconds(found, REACHABILITY) == pytest.approx(detection_s, abs=TOLERANCE_S)
 
 
-def test_a_muted_taskmanager_is_lost_twice_with_a_low_timeout(tmp_path: Path):
+@pytest.mark.parametrize("direction", ["request", "response"])
+def test_a_muted_taskmanager_is_lost_twice_with_a_low_timeout(direction: str, tmp_path: Path):
     """Its heartbeats are missing for 7.1 s, with the one before the fault and the one after it. Below half of that, they would be missing for two
     timeouts."""
-    faults = [fault("mute", "6 s", SINK, heartbeats={"mute": {"direction": "response"}})]
+    faults = [fault("mute", "6 s", SINK, heartbeats={"mute": {"direction": direction}})]
     found = longest(Case("muted", faults, "", 0.0, options=QUICK, observation="16 s"), tmp_path)
     assert found.prices[0].option == HEARTBEAT
     assert saved(found, HEARTBEAT) == pytest.approx(5 - 7.1 / 2, abs=TOLERANCE_S)

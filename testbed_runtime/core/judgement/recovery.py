@@ -98,9 +98,10 @@ class Segment(Struct, frozen=True, kw_only=True):
     @property
     def gave_up(self) -> bool:
         """Whether the wait expired and gave up something that may only have been late. No lower value would
-        have helped."""
+        have helped. Missing heartbeats show a loss, which a lower value would have shown earlier."""
         kind = KINDS.get(self.kind) if self.outcome == Outcome.EXPIRED else None
-        return kind is not None and kind.gives_up and kind.may_be_limited_by(self.option)
+        given_up = kind is not None and kind.gives_up and kind.may_be_limited_by(self.option)
+        return given_up and not KINDS["heartbeat"].may_be_limited_by(self.option)
 
     @property
     def words(self) -> str:
