@@ -125,14 +125,19 @@ def _options(settings: list[str], flink_version: str) -> Options:
 
 
 def _partition(text: str) -> ResultPartitionID:
+    size = RESULT_PARTITION_ID_BYTES
+    problem, fix = (
+        f"{text!r} is not a ResultPartitionID",
+        f"write its {size} bytes as {2 * size} hexadecimal digits",
+    )
     try:
-        return ResultPartitionID.from_bytes(bytes.fromhex(text))
+        found = ResultPartitionID.from_bytes(bytes.fromhex(text))
     except ValueError:
-        raise UserError(
-            "--partition",
-            f"{text!r} is not a ResultPartitionID",
-            f"write its {RESULT_PARTITION_ID_BYTES} bytes as {2 * RESULT_PARTITION_ID_BYTES} hexadecimal digits",
-        ) from None
+        raise UserError("--partition", problem, fix) from None
+    if min(found.producer.subtask, found.producer.attempt) < 0:
+        problem = f"its producer has subtask {found.producer.subtask} and attempt {found.producer.attempt}, and Flink refuses negative ones"
+        raise UserError("--partition", problem, "begin each of the last two groups of 8 digits with 0 to 7")
+    return found
 
 
 def _port(port: int, *, least: int) -> int:

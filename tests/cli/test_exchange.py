@@ -71,6 +71,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
         in_use = run("serve", "--port", port, "--partition", PARTITION)
     unserved = run("fetch", "--port", port, "--partition", PARTITION)
     wrong = run("fetch", "--port", port, "--partition", "abc")
+    negative = run("serve", "--port", "0", "--partition", "ff" * 60)
     for done, text in (
         (in_use, f"port: {port} on 127.0.0.1 is in use by another process (choose another port"),
         (
@@ -80,6 +81,10 @@ def test_bad_input_is_a_sentence_and_exit_code_2() -> None:
         (
             wrong,
             "--partition: 'abc' is not a ResultPartitionID (write its 60 bytes as 120 hexadecimal digits)",
+        ),
+        (
+            negative,
+            "--partition: its producer has subtask -1 and attempt -1, and Flink refuses negative ones",
         ),
     ):
         assert done.returncode == 2
