@@ -299,7 +299,7 @@ def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
         changes = _written(described["raise"])
         if changes:
             now, then = described["taskHeapMb"]
-            yield f"Enough is: {changes} (task heap: {then:g} MB instead of {now:g} MB)"
+            yield f"This is enough: {changes} (task heap: {then:g} MB instead of {now:g} MB)"
         else:
             yield "No larger fraction is enough: use more TaskManagers."
     else:

@@ -37,7 +37,7 @@ def test_the_guides_job_lacks_buffers_with_a_fifth_and_the_options_to_raise_suff
     said = headgate("plan", FULL_SIZE, *FIFTH)
     assert said.returncode == 1
     assert "the job fails with `Insufficient number of network buffers`" in said.stdout
-    assert "Enough is: -D 'taskmanager.memory.network.max=" in said.stdout
+    assert "This is enough: -D 'taskmanager.memory.network.max=" in said.stdout
     assert "(task heap: " in said.stdout
     (found,) = json.loads(headgate("plan", FULL_SIZE, *FIFTH, "--json").stdout)["variants"]
     proposed = [word for key, value in found["raise"].items() for word in ("-D", f"{key}={value}")]
