@@ -168,12 +168,15 @@ def _enough(options: Options, key: str) -> int:
             return False
         return True
 
-    high = 1
+    low, high = 0, 1
     while not starts(high):
-        high *= 2
+        low, high = (
+            high,
+            high + 1 + high // 64,
+        )  # fixed sizes leave only the range of the overhead: about 1 GB
         if high > LARGEST_MB:
             return 0
-    return bisect_left(range(high), True, lo=high // 2, key=starts)
+    return bisect_left(range(high), True, lo=low, key=starts)
 
 
 @contextmanager

@@ -59,6 +59,10 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
             ["--flink-size", "64m"],
             "taskmanager.memory.flink.size: TaskManager memory configuration failed: Sum",
         ),
+        (
+            ["--process-size", "20g", "-D", "taskmanager.memory.flink.size=30g"],
+            "(raise it to 31168 mb, or leave it out)",
+        ),
         (["--process-size", "many"], "--process-size: 'many' is not a memory size"),
         (["--flink-size", "many"], "--flink-size: 'many' is not a memory size"),
         (["-D", "taskmanager.numberOfTaskSlots=4"], "write --slots"),
