@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.tuning.grid import REFERENCES
 from testbed_runtime.tuning.score import Line, name_of
 
 WIDTH, HEIGHT, MARGIN = 720, 440, 70
@@ -130,7 +131,8 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
             continue
         text = line.row.text
         if len(text) > LONGEST_LABEL:
-            text = f"best: {', '.join(line.row.options.values())}"
+            name = "best" if line.best else REFERENCES[line.row.reference]
+            text = ": ".join(filter(None, (name, ", ".join(line.row.options.values()))))
         ends_here, width = x > WIDTH / 2, CHARACTER * len(text)
         low, high = (x - 9 - width, x - 9) if ends_here else (x + 9, x + 9 + width)
         steps = (-9 - LINE_HEIGHT * n for n in range(len(points)))

@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.tuning import grid, score
@@ -244,6 +245,15 @@ def test_the_label_of_a_long_row_has_its_values_only(length: int, whole: bool):
     key = "k" * (length - 2)
     svg = drawn(line(0, 10, 1, best=True, options={key: "1"}), line(1, 20, 3))
     assert (f"{key}=1" in texts(svg), "best: 1" in texts(svg)) == (whole, not whole)
+
+
+def test_only_the_best_row_is_labelled_as_the_best():
+    """A row of the grid that has Flink's defaults is named by them if its text is too long."""
+    default = line(1, 20, 3, options={"k" * 60: "10000"})
+    default = replace(default, row=replace(default.row, reference="Default"))
+    svg = drawn(line(0, 10, 1, best=True), default)
+    assert "Flink's defaults: 10000" in texts(svg)
+    assert "best: 10000" not in texts(svg)
 
 
 def test_texts_are_escaped():
