@@ -169,11 +169,9 @@ def _enough(options: Options, key: str) -> int:
         return True
 
     low, high = 0, 1
+    # fixed sizes leave only the range of the overhead: about 1 GB
     while not starts(high):
-        low, high = (
-            high,
-            high + 1 + high // 64,
-        )  # fixed sizes leave only the range of the overhead: about 1 GB
+        low, high = high, high + 1 + high // 64
         if high > LARGEST_MB:
             return 0
     return bisect_left(range(high), True, lo=low, key=starts)
