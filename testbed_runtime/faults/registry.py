@@ -82,6 +82,6 @@ def check_fault(fault: Fault, capabilities: Capabilities, path: str = "") -> tup
     for problem in check.problems(fault, path):
         raise problem
     if fault.kind in capabilities.data_only and fault.plane != "data":
-        problem = f"{fault.kind} acts on the data plane only in the environment {capabilities.environment!r}"
-        raise UserError(f"{path}.plane", problem, "write data, or choose another environment")
+        refused = f"{fault.kind} acts on the data plane only in the environment {capabilities.environment!r}"
+        raise UserError(f"{path}.plane", refused, "write data, or choose another environment")
     return choose_backend(kind_of(fault), capabilities, params=fault.params, path=path)
