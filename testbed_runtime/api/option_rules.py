@@ -140,9 +140,8 @@ def judge_key(
                 collected.warnings.append(f"{where}: {doubt}")
             if judgement.canonical in written:
                 other = written[judgement.canonical]
-                collected.errors.append(
-                    UserError(where, f"is the same option as {other}", "keep one of them")
-                )
+                problem = "is a duplicate" if other in where else f"is the same option as {other}"
+                collected.errors.append(UserError(where, problem, "keep one of them"))
             written[judgement.canonical] = key
 
 

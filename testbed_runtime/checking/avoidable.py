@@ -74,8 +74,8 @@ def with_enough(
         muted = shows.muted(wait)
         if muted is None or ordinal(muted.what) not in used:
             return found
-        alike = [w for w in waits if (w.who, w.option, w.outcome) == (wait.who, wait.option, wait.outcome)]
-        losses = sum(ordinal(w.what) == ordinal(wait.what) for w in alike)
+        same = (wait.kind, wait.who, wait.what, wait.option, wait.outcome)
+        losses = sum((w.kind, w.who, w.what, w.option, w.outcome) == same for w in waits)
         share = needed // (losses + 1)  # with a limit below this, another loss fits into the fault
         text = f"{ordinal(muted.what)} to be lost once more, during the fault `{muted.fault}`"
         return with_slack(found, max(0, wait.budget_ns - share), text)

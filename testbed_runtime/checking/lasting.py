@@ -14,7 +14,7 @@ from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait, ended_by
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait, ended_by
 from testbed_runtime.history.waits import INT64_MAX
 
 _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
@@ -179,16 +179,22 @@ def without_outrun(
     return each_segment(rounds, lambda s: replace(s, slack_ns=-1, next="") if outrun(s) else s)
 
 
-def with_time_before_kills(rounds: Sequence[Round], waits: Iterable[Wait]) -> tuple[Round, ...]:
+def with_time_before_kills(rounds: Sequence[Round], waits: Sequence[Wait]) -> tuple[Round, ...]:
     """Return the rounds with a larger slack for waits in which the JobManager was killed. With a wait that had ended
-    before that, the job would have run until the kill."""
+    before that, the job would have run until the kill. Then it waits for the JobManager's return, or for the
+    TaskManagers to give it up."""
     stopped = [w for w in waits if (w.kind, w.who) == ("jobmanager", EVERYTHING)]
+    missed = [w for w in waits if w.kind == "jobmanager" or w.what in (JOBMASTER_NAME, RM_NAME)]
+
+    def lacks(following: str, gone: Wait) -> bool:
+        limits = (f"{w.option} = {w.value}" for w in missed if w.start_ns <= gone.start_ns < w.end_ns)
+        return following == gone.cause or following in limits
 
     def until_killed(own: Segment) -> Segment:
-        begun = (
-            w.start_ns for w in stopped if w.cause == own.next and w.start_ns > own.start_ns + EPSILON_NS
-        )
-        return replace(own, slack_ns=own.slack_ns + next(begun, own.start_ns) - own.start_ns)
+        later = (w for w in stopped if w.start_ns > own.start_ns + EPSILON_NS)
+        begun = (w.start_ns for w in later if lacks(own.next, w))
+        until_ns = min(next(begun, own.start_ns), own.end_ns)
+        return replace(own, slack_ns=own.slack_ns + until_ns - own.start_ns)
 
     return each_segment(rounds, until_killed)
 

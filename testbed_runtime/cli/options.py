@@ -84,6 +84,8 @@ def flink_options(
         where = (named or {}).get(ALIASES.get(key, key), f"-D {key}")
         judgement = judge(key, version)
         if judgement.standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
+            if key in values:
+                raise UserError(where, "is a duplicate", "keep one of them")
             notes = ("has no effect here", judgement.note)
             collected.warnings += [f"{where}: {note}" for note in notes if note]
         else:

@@ -89,8 +89,7 @@ def validate(
         options.known_version(flink_version)
     checked = [item for path in find(documents) for item in check(path, on, flink_version)]
     valid = not any(item.errors for item in checked)
-    documents_json = [{**asdict(item), "valid": not item.errors} for item in checked]
-    data = {"valid": valid, "documents": documents_json}
+    data = {"valid": valid, "documents": [_as_json(item) for item in checked]}
     options.show(data, (line for item in checked for line in lines_of(item)), as_json=as_json)
     raise typer.Exit(exits.PASS if valid else exits.ERROR)
 
@@ -270,3 +269,9 @@ def lines_of(checked: Checked) -> list[str]:
             f"  error: {line}{place}{error['problem']}" + (f" ({error['hint']})" if error["hint"] else "")
         )
     return [*lines, *(f"  warning: {warning}" for warning in checked.warnings)]
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    found = {**asdict(checked), "valid": not checked.errors}
+    del found["size"]  # in words, for the terminal
+    return found

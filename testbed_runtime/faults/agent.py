@@ -52,6 +52,11 @@ class _Active:
     observer: asyncio.Task[None] | None = None
     measured: Measurement | None = None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the fault has begun and was not asked to end."""
+        return self.lease is not None and self.lease.active
+
 
 class Journal:
     """The newest MAX_JOURNAL rows, numbered without gaps."""
@@ -149,7 +154,7 @@ class FaultAgent:
         request = active.request
         deadline = loop.time() + request.fault.duration_s
         active.request = replace(request, deadline=deadline)
-        if len(self._active) > MAX_FAULTS:
+        if sum(other.is_active for other in self._active.values()) >= MAX_FAULTS:
             raise HeadgateError(f"{MAX_FAULTS} faults are active already: heal some of them first")
         active.lease = Lease(now=loop.time(), deadline=deadline, lease_s=lease_s)
         self._arm()
@@ -168,7 +173,8 @@ class FaultAgent:
 
     async def heal(self, fault_id: str) -> None:
         """End a fault and wait until its residue is measured. Harmless when it ended or never existed."""
-        if self._lease(fault_id) is not None:
+        active = self._active.get(fault_id)
+        if active is not None and active.is_active:
             self._end(fault_id)
         task = self._ending.get(fault_id)
         if task is not None:
@@ -176,10 +182,9 @@ class FaultAgent:
 
     async def heal_all(self) -> None:
         """End every fault, the newest first."""
-        for fault_id in reversed(list(self._active)):
-            if (lease := self._lease(fault_id)) is not None and lease.active:
-                self._healed.append(fault_id)
-                self._end(fault_id)
+        for fault_id in [f for f, active in self._active.items() if active.is_active][::-1]:
+            self._healed.append(fault_id)
+            self._end(fault_id)
         tasks = list(self._ending.values())
         if tasks:
             await asyncio.wait(tasks)
@@ -256,8 +261,9 @@ class FaultAgent:
 
     def _on_time(self) -> None:
         now = asyncio.get_running_loop().time()
-        for fault_id in list(self._active):
-            if (lease := self._lease(fault_id)) is not None and lease.poll(now) is not LeaseState.ACTIVE:
+        for fault_id, active in list(self._active.items()):
+            lease = active.lease
+            if lease is not None and lease.active and lease.poll(now) is not LeaseState.ACTIVE:
                 self._end(fault_id)
         self._arm()
 

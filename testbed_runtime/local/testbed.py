@@ -258,6 +258,7 @@ class LocalTestbed:
 
     async def finish_history(self) -> str:
         """Stop every process so that it flushes, then let the recorder seal."""
+        await self._live.close()
         await self.processes.check((RECORDER,))
         await self._record_journal()
         states = await self.processes.refresh()

@@ -129,7 +129,7 @@ class _Letter(NamedTuple):
 class Mailbox:
     """Processes one message at a time, in order of arrival. Each message first spends the service time.
 
-    `handlers` is looked up for each message, so it may be a view. `put` never waits. The owner of the mailbox runs `run` in a task."""
+    `handlers` is looked up for each message, so its owner may change it. `put` never waits. The owner of the mailbox runs `run` in a task."""
 
     def __init__(
         self,

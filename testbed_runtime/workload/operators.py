@@ -97,20 +97,18 @@ class KeyedCount(KeyedOperator):
 
     def process(self, records: Records) -> Records:
         if self._uncounted is None:
-            self._add(Counter(records["key"].tolist()))
+            keys, counts = np.unique(records["key"], return_counts=True)
+            self.state.add(0, keys.tolist(), counts.tolist(), {})
         elif len(records) == 1:
             self._uncounted[int(records["key"][0])] += 1
         else:
             self._uncounted.update(records["key"].tolist())
         return records
 
-    def _add(self, counts: Counter[int]) -> None:
-        self.state.add(0, list(counts), list(counts.values()), {})
-
     def _count(self) -> None:
         """Add the counts to the state."""
         if self._uncounted:
-            self._add(self._uncounted)
+            self.state.add(0, list(self._uncounted), list(self._uncounted.values()), {})
             self._uncounted.clear()
 
     def count(self, key: int) -> int:
@@ -342,8 +340,13 @@ class Criterion(PythonFunction):
 
     def count(self, records: Records) -> int:
         """Return for how many of the records the function is true."""
-        views = self._views(records, records["key"].tolist(), self._texts(records))
-        return sum(bool(self._call(record)) for record in views)
+        found = 0
+        for record in self._views(records, records["key"].tolist(), self._texts(records)):
+            try:
+                found += bool(self._function(record))
+            except Exception as error:
+                raise self._raised(error, record) from error
+        return found
 
 
 def make_operator(

@@ -83,6 +83,7 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
             ["--process-size", "1g", "-D", "taskmanager.memory.process.size=2g"],
             "--process-size: is the same option as taskmanager.memory.process.size (keep one of them)",
         ),
+        (["-D", "env.java.opts=x", "-D", "env.java.opts=y"], "-D env.java.opts: is a duplicate"),
     ],
 )
 def test_bad_input_is_refused_with_the_option_to_change(headgate, arguments, text):

@@ -229,12 +229,16 @@ def test_what_a_strategy_refuses_names_the_option(kind, key, value, message):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda delay: FixedDelay(1, delay), lambda delay: FailureRate(1, 60, delay)]
+    ("make", "text"),
+    [
+        (lambda delay: FixedDelay(1, delay), "Backoff time between restart attempts must be at least 0 ms"),
+        (lambda delay: FailureRate(1, 60, delay), "Backoff time must be at least 0 ms"),
+    ],
 )
-def test_a_negative_delay_is_refused_and_none_is_allowed(make):
+def test_a_negative_delay_is_refused_and_none_is_allowed(make, text):
     """Flink's constructors; options cannot have such a value."""
     assert make(0.0).backoff_s(0) == 0
-    with pytest.raises(OptionRefused, match="Backoff time must be at least 0 ms") as refused:
+    with pytest.raises(OptionRefused, match=text) as refused:
         make(-0.001)
     assert refused.value.key.endswith(".delay")
 

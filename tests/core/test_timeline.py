@@ -143,7 +143,7 @@ def test_the_spans_say_when_phases_really_were():
 
 def test_misuse_is_an_error():
     """The constructor and the first wrong call raise."""
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="warm_up_s is negative: -1"):
         Timeline(Windows(warm_up_s=-1, baseline_s=1, observation_s=1, drain_s=1), (), control=False)
     with pytest.raises(ValueError, match="same name"):
         schedule(pause("a", 0, 1), pause("a", 1, 1))

@@ -409,6 +409,25 @@ async def test_healing_twice_or_an_unknown_fault_is_harmless():
         assert where.states().count("ended") == 1
 
 
+class UncheckedProxyBackend(ProxyBackend):
+    """Fails to measure the residue in an unexpected way."""
+
+    async def check(self, request: FaultRequest) -> Measurement:
+        raise OSError("no process can be started")
+
+
+async def test_a_fault_ends_once_even_if_its_end_fails():
+    """It stays in the list, and neither the deadline of another fault nor healing ends it again."""
+    async with place(UncheckedProxyBackend) as where:
+        for name, seconds in (("f", 0.5), ("g", 1.5)):
+            await inject(where, fault("network.stall", name=name, seconds=seconds))
+        await where.until("ended", "g")
+        await where.agent.heal("trial/f")
+        await where.agent.heal_all()
+        assert where.states().count("ended") == 1
+        assert [one["name"] for one in where.agent.active()] == ["f", "g"]
+
+
 async def test_heal_all_ends_every_fault():
     """Including faults of other clients, the newest first."""
     async with place() as where:

@@ -80,6 +80,9 @@ async def test_each_trial_has_a_record_of_its_own(served):
     assert (first["rows"]["events"], second["rows"]["events"]) == (1, 2)
     assert again["rows"] == first["rows"]
     assert read_sealed(served.folder / "history" / "main-1") is not None
+    status, body = await served.call("GET", "/t/main-1/status")
+    assert status == 200
+    assert b'"sealed": true' in body
     status, _ = await served.call("POST", "/t/main-1/segments")
     assert status == 410, "it is sealed"
 

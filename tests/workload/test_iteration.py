@@ -169,3 +169,5 @@ def test_a_criterion_counts_the_records_for_which_it_is_true():
     )
     with pytest.raises(FlinkError, match="no \\(raised by"):
         Criterion(CONTEXT, fails, "f.py:f").count(records([1]))
+    with pytest.raises(FlinkError, match=r"ambiguous.*raised by"):  # neither true nor false
+        Criterion(CONTEXT, lambda _: np.array([1, 2]), "f.py:f").count(records([1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def up(layout: Layout, *, bare: bool, nodes: int = 1) -> None:
 def kubectl(layout: Layout, *arguments: str, text: str = "") -> str:
     """Run kubectl against this cluster and return stdout. Raises ClusterError with its error."""
     command = [_kubectl(layout) or "kubectl", "--kubeconfig", str(layout.kubeconfig), *arguments]
-    return run(command, text=text)
+    return run(command, text=text, named=shlex.join(["kubectl", *arguments]))
 
 
 def load(layout: Layout, archives: Sequence[Path]) -> None:

@@ -42,11 +42,6 @@ def _clock_ms(now: float) -> int:
     return round(now * NS) // NANOS_PER_MILLI
 
 
-def _require_delay(seconds: float, key: str) -> None:
-    """Raise OptionRefused for a negative delay, as Flink's constructors do."""
-    require_option(seconds >= 0, "Backoff time must be at least 0 ms.", key, "write at least 0")
-
-
 def _setting(options: Options, key: str) -> float:
     """Return a duration in seconds, cut to whole milliseconds as Duration.toMillis does."""
     return _clock_ms(options.duration(key)) / MILLIS
@@ -102,7 +97,8 @@ class FixedDelay(RestartStrategy):
         """Raise OptionRefused as Flink's constructor does."""
         text = "Maximum number of restart attempts must be at least 0."
         require_option(self.attempts >= 0, text, FIXED_DELAY + "attempts", NO_RESTART_HINT)
-        _require_delay(self.delay_s, self.option)
+        text = "Backoff time between restart attempts must be at least 0 ms."
+        require_option(self.delay_s >= 0, text, self.option, "write at least 0")
 
     @property
     def text(self) -> str:
@@ -129,7 +125,7 @@ class FailureRate(RestartStrategy):
         require_option(max_failures > 0, text, FAILURE_RATE + "max-failures-per-interval")
         text = "Failures interval must be greater than 0 ms."
         require_option(_millis(interval_s) > 0, text, FAILURE_RATE + "failure-rate-interval")
-        _require_delay(delay_s, self.option)
+        require_option(delay_s >= 0, "Backoff time must be at least 0 ms.", self.option, "write at least 0")
         self._max_failures = max_failures
         self._interval_s = interval_s
         self.delay_s = delay_s

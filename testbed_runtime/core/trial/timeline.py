@@ -57,9 +57,9 @@ class Timeline:
     """
 
     def __init__(self, windows: Windows, faults: Sequence[Fault], *, control: bool) -> None:
-        shortest = min(windows.warm_up_s, windows.baseline_s, windows.observation_s)
-        if shortest < 0:
-            raise ValueError(f"a window is negative: {shortest} s")
+        for name in ("warm_up_s", "baseline_s", "observation_s"):
+            if (seconds := getattr(windows, name)) < 0:
+                raise ValueError(f"{name} is negative: {seconds}")
         names = [f.name for f in faults]
         if len(set(names)) != len(names):
             raise ValueError("two faults have the same name")

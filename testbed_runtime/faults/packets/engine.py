@@ -161,7 +161,9 @@ class Emulator:
 
     async def add(self, rules: Sequence[PacketRule]) -> None:
         """Add the only rule of one fault. Raises HeadgateError if another fault is active, a rule is not for arriving packets, or tc refuses it."""
-        (rule,) = rules
+        rule = rules[0]
+        if len(rules) > 1:
+            raise HeadgateError(f"{rule.fault}: netem supports only one rule per device")
         if self._active is not None and self._active.rule_id != rule.rule_id:
             raise HeadgateError(
                 f"{rule.fault} and {self._active.fault} overlap on one network device, and netem carries one at a time: "

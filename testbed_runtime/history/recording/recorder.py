@@ -2,6 +2,7 @@
 
     POST /segments?process=tm-0-1&stream=…   segments   → {"next": number, "now": the recorder's clock in seconds}
     POST /seal                                          → the seal's report; the same again when asked again
+    GET  /status                                        → problems, sealed, why recording failed
 
 Appends and fsyncs block this process's loop on purpose: it does nothing else, and batches queue in the sockets.
 """
@@ -39,6 +40,7 @@ class Recorder:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[bearer_token(self._token)])
         app.router.add_post("/segments", self.segments)
         app.router.add_post("/seal", self.seal)
+        app.router.add_get("/status", self.status)
         return app
 
     async def close(self) -> None:
@@ -76,6 +78,16 @@ class Recorder:
         except RecordingError as error:
             return self._fail(error)
         return web.json_response({"folder": str(self.folder), **to_builtins(self._sealed)})
+
+    async def status(self, request: web.Request) -> web.Response:
+        journal = self._journal
+        return web.json_response(
+            {
+                "sealed": self._sealed is not None,
+                "problems": list(journal.problems) if journal else [],
+                "failure": self.failure,
+            }
+        )
 
     def _fail(self, error: RecordingError) -> web.Response:
         self.failure = str(error)

@@ -1,6 +1,6 @@
 """The recorder of a run: a Recorder for each trial, created on its first request, and the files of the run's folder.
 
-    POST /t/<trial>/segments|seal                                as history.recording.recorder
+    POST /t/<trial>/segments|seal   GET /t/<trial>/status        as history.recording.recorder
     GET /files/?prefix=…            → {"files": [{"path", "bytes"}, …]}
     GET | PUT | DELETE /files/<path>                             whole files; a put is atomic and on the disk when it is answered
     GET /healthz                                                 without a token
@@ -68,6 +68,7 @@ class RunRecorder:
         routes = [
             web.post("/t/{trial}/segments", self._segments),
             web.post("/t/{trial}/seal", self._seal),
+            web.get("/t/{trial}/status", self._status),
             web.get("/files/", self._list),
             web.get("/files/{path:.+}", self._get),
             web.put("/files/{path:.+}", self._put),
@@ -90,6 +91,9 @@ class RunRecorder:
 
     async def _seal(self, request: web.Request) -> web.Response:
         return await (await self._recorder(request)).seal(request)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return await (await self._recorder(request)).status(request)
 
     async def _recorder(self, request: web.Request) -> Recorder:
         trial = request.match_info["trial"]
