@@ -165,7 +165,7 @@ class _Ends:
         message after the other. 0 if the wait lasts until the end of the fault."""
         if held.kind in _EACH_ITS_OWN:
             return 1
-        if wait.kind != "deployment" or self.methods[held.fault] != SubmitTask.__name__:
+        if wait.kind != "deployment" or self.methods.get(held.fault) != SubmitTask.__name__:
             return 0
         own = [w for w in self.waits if (w.kind, w.option) == (wait.kind, wait.option)]
         own = [w for w in own if abs(w.start_ns - wait.start_ns) <= TIE_NS]

@@ -379,7 +379,7 @@ def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
     asked, gc, late = found["faults"]
     assert asked == {
         "fault": "asked", "kind": "k", "backend": "", "why": "", "targets": ["tm-9"], "at_s": 3, "before_submit": False, "duration_s": None,
-        "asked": {"p": 1}, "measured": {}, "after": {}, "effect": "not measured", "residue": "not measured", "text": "",
+        "asked": {"params": {"p": 1}}, "measured": {}, "after": {}, "effect": "not measured", "residue": "not measured", "text": "",
     }  # fmt: skip
     assert (gc["asked"], gc["measured"], gc["after"]) == (
         {"share": 2},
