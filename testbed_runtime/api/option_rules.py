@@ -140,7 +140,9 @@ def judge_key(
                 collected.warnings.append(f"{where}: {doubt}")
             if judgement.canonical in written:
                 other = written[judgement.canonical]
-                problem = "is a duplicate" if other in where else f"is the same option as {other}"
+                problem = (
+                    "is a duplicate" if other == key and key in where else f"is the same option as {other}"
+                )
                 collected.errors.append(UserError(where, problem, "keep one of them"))
             written[judgement.canonical] = key
 

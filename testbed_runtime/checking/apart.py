@@ -86,12 +86,17 @@ def downtime_s(trial: Trial, hits: Iterable[Hit], sinks: Collection[str], outage
     restarts = [(vertex_of(e["subject"]), e["t_ns"]) for e in states if data(e).get("to") == "DEPLOYING"]
     back = outage.running
     for hit in hits:
-        begun, ended = hit.fault.begun_ns, min(hit.fault.ended_ns or 0, hit.until_ns, outage.end)
-        restarted = any(name in hit.vertices and begun < t_ns < ended for name, t_ns in restarts)
-        stands = begun < outage.running and not restarted and hit.fault.kind not in LOST
+        fault = hit.fault
+        ended = INT64_MAX if fault.ended_ns is None else fault.ended_ns
+        if hit.until_ns < ended - fault.sent_again_ns:  # its tasks were moved
+            ended = hit.until_ns
+        restarted = any(name in hit.vertices and fault.begun_ns < t_ns < ended for name, t_ns in restarts)
+        stands = fault.begun_ns < outage.running and not restarted and fault.kind not in LOST
         if stands and not hit.vertices.isdisjoint(sinks):
             back = max(back, ended)
-    return (back - outage.effect) / NS
+    if back == INT64_MAX:
+        return None
+    return (min(back, outage.end) - outage.effect) / NS
 
 
 def _names(fault: FaultEffect) -> set[str]:

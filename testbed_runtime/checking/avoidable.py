@@ -161,14 +161,14 @@ class _Ends:
         return min(came - wait.start_ns, together) if came > wait.end_ns else None
 
     def _messages(self, wait: Wait, held: FaultEffect) -> int:
-        """Return how many delays the wait can last: one, or one for each task that was submitted with it, because the TaskManager handles one
+        """Return how many delays the wait can last: one, or one for each task that was submitted meanwhile, because a TaskManager handles one
         message after the other. 0 if the wait lasts until the end of the fault."""
         if held.kind in _EACH_ITS_OWN:
             return 1
         if wait.kind != "deployment" or self.methods.get(held.fault) != SubmitTask.__name__:
             return 0
         own = [w for w in self.waits if (w.kind, w.option) == (wait.kind, wait.option)]
-        own = [w for w in own if abs(w.start_ns - wait.start_ns) <= TIE_NS]
+        own = [w for w in own if w.start_ns < wait.end_ns and wait.start_ns < w.end_ns]
         shortest_ns = min(self.delays.get(held.fault, 0), wait.budget_ns)
         return len({w.what for w in own if w.end_ns - w.start_ns >= shortest_ns})
 

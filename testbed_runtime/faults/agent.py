@@ -48,14 +48,15 @@ class _Active:
     backend_name: str
     lease: Lease | None = None
     """Set when the fault begins."""
+    ending: bool = False
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     observer: asyncio.Task[None] | None = None
     measured: Measurement | None = None
 
     @property
     def is_active(self) -> bool:
-        """Whether the fault has begun and was not asked to end."""
-        return self.lease is not None and self.lease.active
+        """Whether the fault has begun, and its end has not."""
+        return self.lease is not None and not self.ending
 
 
 class Journal:
@@ -168,6 +169,8 @@ class FaultAgent:
             raise FaultHealed(f"all faults were healed, {fault_id} among them")
         lease = self._lease(fault_id)
         if lease is None or not lease.renew(asyncio.get_running_loop().time()):
+            if lease is not None:
+                self._end(fault_id)  # its timer has not run yet
             raise HeadgateError(f"the fault {fault_id} is no longer active")
         self._arm()
 
@@ -262,16 +265,16 @@ class FaultAgent:
     def _on_time(self) -> None:
         now = asyncio.get_running_loop().time()
         for fault_id, active in list(self._active.items()):
-            lease = active.lease
-            if lease is not None and lease.active and lease.poll(now) is not LeaseState.ACTIVE:
+            if active.lease is not None and active.lease.poll(now) is not LeaseState.ACTIVE:
                 self._end(fault_id)
         self._arm()
 
     def _end(self, fault_id: str) -> None:
         """End a fault that has begun, unless it is ending already."""
         active, loop = self._active[fault_id], asyncio.get_running_loop()
-        if active.lease is None or fault_id in self._ending:
+        if active.lease is None or active.ending:
             return
+        active.ending = True
         state = active.lease.heal(loop.time())
         task = loop.create_task(self._finish(active, state), name=f"end-{fault_id}")
         self._ending[fault_id] = task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -407,6 +408,17 @@ async def test_healing_twice_or_an_unknown_fault_is_harmless():
         )
         await where.agent.heal("trial/f")
         assert where.states().count("ended") == 1
+
+
+async def test_a_renewal_that_comes_too_late_ends_the_fault():
+    """The agent was stalled, and the renewal is handled before the timer of the lease."""
+    async with place() as where:
+        await inject(where, fault("network.partition"), lease_s=0.2)
+        time.sleep(0.4)
+        with pytest.raises(HeadgateError, match="no longer active"):
+            await where.agent.renew("trial/f")
+        await where.until("clean")
+        assert where.states().count("voided") == 1
 
 
 class UncheckedProxyBackend(ProxyBackend):

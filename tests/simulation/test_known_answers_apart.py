@@ -216,3 +216,27 @@ def test_a_restart_while_credit_is_withheld_saves_nothing(tmp_path: Path):
     (found,) = of_case(case, tmp_path).recoveries
     saved = promised(found, "execution.checkpointing.interval")
     assert saved == (pytest.approx(0.0, abs=TOLERANCE_S), True)
+
+
+def test_a_region_that_is_cut_is_down_until_tcp_sends_again(tmp_path: Path):
+    """The cut of 6 s ends 0.7 s before that. The other region restarts meanwhile."""
+    cut = fault("cut", "6 s", of_region("a"), network={"partition": {}})
+    kill = fault("kill", "1 s", of_region("b"), at="1 s", **KILL)
+    case = Case("cut", [cut, kill], "", 0.0, options={**QUICK, HEARTBEAT: "20 s"}, observation="16 s")
+    (found,) = of_case(case, tmp_path, REGIONS).recoveries
+    assert found.downtime_s == pytest.approx(6.7, abs=TOLERANCE_S)
+
+
+def test_a_restart_while_records_are_late_saves_a_part_of_the_catch_up(tmp_path: Path):
+    """The job is behind until the last late record arrives, 0.5 s after the fault. With an earlier restart, it may be back to normal before
+    that."""
+    late = fault("late", "12 s", ALL, network={"latency": {"delay": "500 ms", "mode": "one-way"}})
+    kill = fault("kill", "1 s", SINK, at="500 ms", **KILL)
+    totals = {}
+    for delay in ("4 s", "1 s"):
+        case = Case("late", [late, kill], "", 0.0, options={**QUICK, DELAY: delay}, observation="40 s")
+        (found,) = of_case(case, tmp_path / delay).recoveries
+        totals[delay] = found.total_s
+        if delay == "4 s":
+            saved, _ = promised(found, DELAY)
+    assert 0.1 < totals["4 s"] - totals["1 s"] <= saved < 0.7

@@ -57,6 +57,7 @@ def far(mode: str, delay: str, direction: str) -> Any:
     return fault("far", "20 s", TM_0, plane="rpc", network=latency, direction=direction)
 
 
+BUSY = {"headgate.jobmanager.service-time": "50 ms"}
 PATIENT = {"heartbeat.interval": "1 s"}
 UNTOLERANT = {"execution.checkpointing.tolerable-failed-checkpoints": "0"}
 
@@ -112,6 +113,8 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         # a TaskManager handles one task after the other: tm-0 a source, tm-2 a count and a sink
         (Case("one-task", [submitted_late("tm-0")], "", 0.0, options=PATIENT), ASK, "4 s", 6.0),
         (Case("two-tasks", [submitted_late("tm-2")], "", 0.0, options=PATIENT), ASK, "4 s", 12.0),
+        # and if the JobManager submits them 50 ms apart
+        (Case("apart", [submitted_late("tm-2")], "", 0.0, options=PATIENT | BUSY), ASK, "6500 ms", 12.0),
         # each write takes 8 s, and the tasks write side by side; the fault ends 2 s later
         (case("store", STORE, **UNTOLERANT), CHECKPOINT, "5 s", 8.0),
         # the seconds are those of the pause; the last heartbeat and the last renewal of the lease came 0.1 s before it
