@@ -47,10 +47,10 @@ class LocalProcessHost:
         self._logs_folder = logs_folder
         self._states: dict[str, ProcessState] = {}
         self._supervisor: Child | None = None
+        self._control: ControlClient | None = None
         self._faults: FaultClient | None = None
         self._address: Address = ("", 0)
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._control = ControlClient(self.token)
         self.work_folder = registry.state_folder() / f"{os.getpid()}-{secrets.token_hex(6)}"
         self._state_file = self.work_folder.with_suffix(".json")
 
@@ -87,13 +87,14 @@ class LocalProcessHost:
         await child.spawn((sys.executable, "-m", "testbed_runtime.entry.supervisor", str(path)))
         await child.until_ready(SUPERVISOR_LIMIT_S)
         self._address = address_of(child.ready["control"])
+        self._control = ControlClient(self.token)
         self._faults = FaultClient(self._address, self.token)
 
     async def close(self) -> None:
         """End all processes and remove all files. Idempotent, and safe after a failed `open`."""
-        await self._control.close()
-        if self._faults is not None:
-            await self._faults.close()
+        for client in (self._control, self._faults):
+            if client is not None:
+                await client.close()
         if self._supervisor is not None and self._supervisor.pid is not None:
             await self._supervisor.stop(DISPOSE_GRACE_S)
         self._supervisor = None
@@ -125,7 +126,7 @@ class LocalProcessHost:
 
     async def path(self) -> dict[str, Any]:
         """Measure loopback, from the supervisor to its own echo endpoint (`faults.probes.path_of`)."""
-        if self._supervisor is None:
+        if self._supervisor is None or self._control is None:
             raise Unreachable("the supervisor is not running")
         return await path_from(self._address, address_of(self._supervisor.ready["echo"]), self._control)
 
@@ -143,6 +144,8 @@ class LocalProcessHost:
                 raise HeadgateError(lost(state.name, state.exit_code, state.stderr_tail))
 
     async def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        if self._control is None:
+            raise Unreachable("the supervisor is not running")
         return await self._control.call(method, self._address, path, body, timeout_s=timeout_s)
 
 
