@@ -103,7 +103,7 @@ def test_a4_a_fault_takes_effect_and_leaves_nothing(calm: Space, kind: dict[str,
     assert active["targets"] == ["tm-0"]
     longer = '{"spec": {"duration": "9 s"}}'
     words = calm.cluster.refused("-n", calm.name, "patch", "fault", name, "--type=merge", "-p", longer)
-    assert "delete it, that ends it, and create another" in words
+    assert "delete the fault, which ends it, and create another" in words
     phase(calm, name, "Complete", END_S)
     found = calm.get(f"fault/{name}")
     assert condition(found, "EffectVerified"), found["status"]
