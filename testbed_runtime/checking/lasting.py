@@ -219,8 +219,10 @@ def until_faults_end(
         if following is None:
             return own
         if following.kind == "catch-up":  # the rest of the catch-up may still become shorter
-            ended_ns = ends[following.fault].ended_ns or following.end_ns
-            saved_ns = rounds[-1].end_ns - min(following.end_ns, ended_ns)
+            late_ns = (
+                following.end_ns - (ends[following.fault].ended_ns or 0) if following.fault in delays else 0
+            )
+            saved_ns = rounds[-1].end_ns - following.end_ns + max(0, late_ns)
         elif _expires(following, waits, delays):
             saved_ns = 0
         else:
