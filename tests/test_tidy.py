@@ -147,3 +147,10 @@ def test_texts_use_none_of_the_words_that_make_them_hard_to_read():
         if (match := re.search(pattern, line))
     ]
     assert found == []
+
+
+def test_only_known_folders_are_in_the_checkout():
+    """A scratch run that was left behind would be committed with the next change."""
+    found = {path.relative_to(ROOT).parts[0] for path in _tracked() if path.parent != ROOT}
+    known = ".ci benchmarks docs helm manifests operator scenarios studies testbed_runtime tests tools"
+    assert found <= {*known.split()}
