@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+from weakref import WeakSet
 
 import aiohttp
 import yaml
 from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.timeouts import timeout
 
 CONNECTIONS = 100
 """Open connections of one login. Further requests wait, so one busy caller cannot open thousands."""
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """One watch event. etcd stores at most 1.5 MiB for an object."""
+CLOSING_LIMIT_S = 2.0
+"""How long a session that ends waits until its connections are closed."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _UNREADABLE = (yaml.YAMLError, AttributeError, KeyError, TypeError)
@@ -40,18 +47,32 @@ class Login(Struct, frozen=True):
     renew: Callable[[], Awaitable[None]] | None = None
     """Read the credentials again, for example from an exec plugin. Service account tokens renew themselves."""
 
-    def session(self, *, connections: int) -> aiohttp.ClientSession:
-        """Return a session with this login's certificates and proxy."""
+    @asynccontextmanager
+    async def session(self, *, connections: int) -> AsyncIterator[aiohttp.ClientSession]:
+        """Yield a session with this login's certificates and proxy."""
         from kubernetes.aio.client.rest import RESTClientObject
 
         settings = self.configuration
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, ssl=RESTClientObject(settings).ssl_context),
-            proxy=settings.proxy,
-            trust_env=not is_direct(self.server),  # HTTPS_PROXY and NO_PROXY
-            headers={"User-Agent": "headgate"},
-            read_bufsize=MAX_LINE_BYTES // 2,  # aiohttp accepts lines of twice this size
-        )
+        opened: WeakSet[socket.socket] = WeakSet()
+
+        def open_socket(address: Any) -> socket.socket:
+            made = socket.socket(*address[:3])
+            opened.add(made)
+            return made
+
+        try:
+            async with aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=connections, ssl=RESTClientObject(settings).ssl_context, socket_factory=open_socket
+                ),
+                proxy=settings.proxy,
+                trust_env=not is_direct(self.server),  # HTTPS_PROXY and NO_PROXY
+                headers={"User-Agent": "headgate"},
+                read_bufsize=MAX_LINE_BYTES // 2,  # aiohttp accepts lines of twice this size
+            ) as session:
+                yield session
+        finally:
+            await _closed(opened)
 
     async def headers(self) -> dict[str, str]:
         """Return the request headers that carry the token, if there is one."""
@@ -117,6 +138,15 @@ def _networks(listed: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Net
             yield ipaddress.ip_network(part.strip(), strict=False)
         except ValueError:
             continue  # a name
+
+
+async def _closed(sockets: WeakSet[socket.socket]) -> None:
+    """Wait until the sockets are closed. The session does not wait for a TLS connection that was closed before it, such as a watch's, and
+    the event loop may end before the server has answered."""
+    with suppress(TimeoutError):
+        async with timeout(CLOSING_LIMIT_S):
+            while any(one.fileno() >= 0 for one in sockets):  # noqa: ASYNC110 - a socket does not tell when it is closed
+                await asyncio.sleep(0.01)
 
 
 def _pod_namespace() -> str:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import socket
+import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import yaml
 from aiohttp import web
 
-from testbed_runtime.kube.api import ApiError, Call, connect
+from testbed_runtime.kube.api import SYNCED, ApiError, Call, connect
 from testbed_runtime.kube.connection import MAX_LINE_BYTES, LoginFailed, is_direct, login, proxy_hint
+from tests.transport.encrypted import certificate
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -303,3 +310,45 @@ async def _first(watch: AsyncIterator[Any], number: int) -> AsyncIterator[Any]:
         number -= 1
         if number == 0:
             return
+
+
+def answer_slowly(listening: socket.socket, certificate_file: Path, watched: Event) -> None:
+    """Answer one list over TLS, and the end of the connection only 0.3 s after the watch was asked for."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate_file)
+    accepted, _ = listening.accept()
+    with context.wrap_socket(accepted, server_side=True) as connection:
+        connection.recv(65536)
+        page = json.dumps({"items": [], "metadata": {"resourceVersion": "1"}})
+        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}".encode())
+        connection.recv(65536)
+        watched.set()
+        time.sleep(0.3)
+
+
+def test_a_session_that_ends_right_after_a_watch_leaves_no_connection_open(server: Server, tmp_path: Path):
+    """aiohttp closes the watch's connection in the background, and the event loop ends before the server answers."""
+    (tmp_path / "certificate.pem").write_bytes(certificate())
+    watched = Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        answering = Thread(target=answer_slowly, args=(listening, tmp_path / "certificate.pem", watched))
+        answering.start()
+        server.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        kubeconfig = Path(server.kubeconfig())
+        document = yaml.safe_load(kubeconfig.read_text())
+        document["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = True
+        kubeconfig.write_text(yaml.safe_dump(document))
+
+        async def watch_and_stop() -> bool:
+            async with connect(kubeconfig=str(kubeconfig)) as api:
+                watch = api.watch("Pod", "demo")
+                assert (await anext(watch)).type == SYNCED
+                following = asyncio.create_task(anext(watch), name="the watch itself")
+                asked = await asyncio.to_thread(watched.wait, 30)
+                following.cancel()
+                await asyncio.wait({following})
+                return asked
+
+        assert asyncio.run(watch_and_stop())
+        gc.collect()  # pytest fails the test for a socket that was not closed
+        answering.join()
