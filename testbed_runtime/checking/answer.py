@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -169,8 +170,7 @@ class _Paths:
     """Attributes outages of one trial."""
 
     def __init__(self, trial: Trial, entry: Entry, waits: Sequence[Wait], spans: Windows) -> None:
-        self.trial, self.entry = trial, entry
-        self.spans = spans
+        self.trial, self.entry, self.spans = trial, entry, spans
         self.busy = busy_texts(entry)
         self.producers = blocking_producers(entry)
         self.options = options(entry).of_job(batch=bool(self.producers))
@@ -261,8 +261,8 @@ class _Paths:
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         if len(_faults_of(outage)) > 1:
             shared = until_each_has_recovered(shared, self.hits, causes, self.waits, awaited=self.awaited)
-        used = places(self.trial, outage.end + 1).values()
-        shared = with_enough(shared, causes, self.waits, self.effects, self.entry, used=used)
+        placed = partial(places, self.trial)
+        shared = with_enough(shared, causes, self.waits, self.effects, self.entry, places=placed)
         return each_segment(shared, capped)
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:

@@ -3,7 +3,7 @@ history shows when the delay ended."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -41,6 +41,7 @@ _MUTED = "heartbeats.mute"
 """Checkpoints complete while it lasts."""
 _LATENCY = "network.latency"
 _HEARTBEAT = KINDS["heartbeat"].options[0]
+Places = Callable[[int], Mapping[str, str]]
 
 
 def with_enough(
@@ -50,12 +51,13 @@ def with_enough(
     effects: Sequence[FaultEffect],
     entry: Entry,
     *,
-    used: Collection[str] = (),
+    places: Places = lambda _: {},
 ) -> tuple[Round, ...]:
     """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have
-    completed, if the history shows that. `failures`: the failures of these rounds. `used`: the TaskManagers on which
-    the job ran after them."""
-    shows, configuration = _Ends(waits, effects, entry), options(entry)
+    completed, if the history shows that. `failures`: the failures of these rounds. `places`: the TaskManager of each
+    task, before a point in time."""
+    shows, configuration = _Ends(waits, effects, entry, places), options(entry)
+    used = places(rounds[-1].end_ns + 1).values()
 
     def longer(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
@@ -125,8 +127,10 @@ def is_of(segment: Segment, wait: Wait) -> bool:
 class _Ends:
     """Compute when a wait that expired would have completed."""
 
-    def __init__(self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: Entry) -> None:
-        self.waits = waits
+    def __init__(
+        self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: Entry, places: Places
+    ) -> None:
+        self.waits, self.places = waits, places
         self.effects = [e for e in effects if e.injected_ns is not None]
         faults = {str(f["name"]): f for f in entry.get("faults") or ()}
         self.asked = {name: round(float(f.get("duration_s") or 0) * NS) for name, f in faults.items()}
@@ -161,14 +165,16 @@ class _Ends:
         return min(came - wait.start_ns, together) if came > wait.end_ns else None
 
     def _messages(self, wait: Wait, held: FaultEffect) -> int:
-        """Return how many delays the wait can last: one, or one for each task that was submitted meanwhile, because a TaskManager handles one
-        message after the other. 0 if the wait lasts until the end of the fault."""
+        """Return how many delays the wait can last: one, or one for each task that was submitted to the same TaskManager
+        meanwhile, because it handles one message after the other. 0 if the wait lasts until the end of the fault."""
         if held.kind in _EACH_ITS_OWN:
             return 1
         if wait.kind != "deployment" or self.methods.get(held.fault) != SubmitTask.__name__:
             return 0
+        there = self.places(wait.end_ns)
         own = [w for w in self.waits if (w.kind, w.option) == (wait.kind, wait.option)]
         own = [w for w in own if w.start_ns < wait.end_ns and wait.start_ns < w.end_ns]
+        own = [w for w in own if there.get(w.what) == there.get(wait.what)]
         shortest_ns = min(self.delays.get(held.fault, 0), wait.budget_ns)
         return len({w.what for w in own if w.end_ns - w.start_ns >= shortest_ns})
 

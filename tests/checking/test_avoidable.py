@@ -57,6 +57,7 @@ def enough_s(
     failed: float | None = None,
     segment: dict[str, Any] | None = None,
     configuration: dict[str, str] | None = None,
+    places: dict[str, str] | None = None,
 ) -> float | None:
     """Return how long the first wait would have had to last, in a round that it ended. `asked`: the faults of the manifest."""
     first = waits[0]
@@ -70,7 +71,7 @@ def enough_s(
         "faults": [{"name": name, "params": {}, **more} for name, more in asked.items()],
     }
     moment = first.end_ns if failed is None else at(failed)
-    (found,) = with_enough([known], [failure(moment)], waits, effects, entry)
+    (found,) = with_enough([known], [failure(moment)], waits, effects, entry, places=lambda _: places or {})
     (part,) = found.segments
     assert (part.enough_ns < 0) == (part.budget_ns < 0)
     assert part.budget_ns in (-1, first.budget_ns)
@@ -155,6 +156,14 @@ def test_messages_and_calls_that_a_fault_delays_are_answered_after_its_end(
     waits = [wait(kind, option, (10, 15), fault="slow")]
     asked = {"slow": {"duration_s": 30, "params": {"delay_s": 3.0}}}
     assert enough_s(waits, [effect("slow", fault, 0, 30)], asked) == enough
+
+
+def test_a_submission_waits_only_for_those_to_its_own_taskmanager():
+    """Each of two TaskManagers handles one message after the other, 6 s each."""
+    tasks = {"map-0": "tm-0", "map-1": "tm-0", "map-2": "tm-1", "map-3": "tm-1"}
+    waits = [wait("deployment", ASK, (10, 16), 6.0, what=task, fault="slow") for task in tasks]
+    asked = {"slow": {"duration_s": 60, "params": {"delay_s": 6.0, "method": "SubmitTask"}}}
+    assert enough_s(waits, [effect("slow", "rpc.delay", 0, 60)], asked, places=tasks) == 12.02
 
 
 def test_a_checkpoint_waits_for_its_own_writes_only():

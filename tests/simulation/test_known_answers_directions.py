@@ -45,9 +45,9 @@ CUT = fault("cut", "25 s", TM_0, at="deploy", network={"partition": {}})
 RPC_CUT = fault("cut", "6 s", TM_0, plane="rpc", network={"partition": {}})
 
 
-def submitted_late(name: str) -> Any:
-    """A TaskManager that works for 6 s at each task that it gets in the first deployment."""
-    target = {"taskManagers": {"names": [name]}}
+def submitted_late(*names: str) -> Any:
+    """TaskManagers that work for 6 s at each task that they get in the first deployment."""
+    target = {"taskManagers": {"names": list(names)}}
     delay = {"method": "SubmitTask", "delay": "6 s"}
     return fault("slow", "30 s", target, at="deploy", rpc={"delay": delay})
 
@@ -113,6 +113,12 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         # a TaskManager handles one task after the other: tm-0 a source, tm-2 a count and a sink
         (Case("one-task", [submitted_late("tm-0")], "", 0.0, options=PATIENT), ASK, "4 s", 6.0),
         (Case("two-tasks", [submitted_late("tm-2")], "", 0.0, options=PATIENT), ASK, "4 s", 12.0),
+        (
+            Case("two-each", [submitted_late("tm-2", "tm-3")], "", 0.0, options=PATIENT),
+            ASK,
+            "4 s",
+            12.0,
+        ),
         # and if the JobManager submits them 50 ms apart
         (Case("apart", [submitted_late("tm-2")], "", 0.0, options=PATIENT | BUSY), ASK, "6500 ms", 12.0),
         # each write takes 8 s, and the tasks write side by side; the fault ends 2 s later
