@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.limits import option_limit
@@ -17,9 +18,12 @@ from testbed_runtime.taskmanager.meter import to_ns
 from testbed_runtime.taskmanager.sampler import TaskSampler
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.task import Task
+from testbed_runtime.timeouts import timeout
 
 SLOW_CANCELLATION_S = 0.1
 """If a task ends within this time, its cancellation is not recorded, only that of its region."""
+CLOSE_S = 5.0
+"""Limit for all tasks to end when the TaskManager stops. A task may ignore its cancellation."""
 MAX_TASKS = 4096
 """Limit of attempts held at a time."""
 MAX_COUNTED_READERS = 2048
@@ -135,11 +139,14 @@ class TaskTable:
         self._forget_consumed()
 
     async def close(self) -> None:
-        """End every task."""
+        """End every task, except those that do not end in time."""
         for task in self.all:
             task.cancel()
+        with suppress(TimeoutError):
+            async with timeout(CLOSE_S):
+                for task in self.all:
+                    await task.wait_ended()
         for task in self.all:
-            await task.wait_ended()
             await task.reports.close()
         self._release_results(lambda _: True)
         self.sampler.close()

@@ -272,6 +272,10 @@ CASES = [
         "hanging-cancellation-and-replacement", [fault("kill", "1 s", SOURCE, **KILL)], "task.cancellation.timeout", 4.0, failovers=1,
         options={**QUICK, "task.cancellation.timeout": "4 s"}, managers={"replicas": 5, "replaceLost": "1 s"}, observation="15 s", hangs=True,
     ),
+    Case(  # without a limit it hangs until the observation ends
+        "endless-cancellation", [fault("kill", "1 s", SOURCE, **KILL)], "the tasks of the region to terminate", 12.0, failovers=1,
+        options={**QUICK, "task.cancellation.timeout": "0"}, managers={"replicas": 6}, hangs=True,
+    ),
     Case(  # the checkpoint is 1.6 s old at the kill; 100 records/s arrive at each count, which processes 1/8 ms = 125.
         # The catch-up begins with the first new record
         "catch-up", [fault("kill", "1 s", SINK, **KILL)], "spare capacity of `count`",
