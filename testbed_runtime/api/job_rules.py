@@ -89,6 +89,8 @@ def _edges(job: models.Job, path: str) -> Iterator[UserError]:
             yield UserError(where, f"{given}: {refused.reason}", refused.hint)
         if not missing and edge.partitioning == "forward":
             yield from _forward(vertices[edge.from_], vertices[edge.to], where)
+        if not missing and edge.partitioning != "hash":
+            yield from _keyed(vertices[edge.to], edge.partitioning, where)
 
 
 def has_blocking(job: models.Job) -> bool:
@@ -135,6 +137,13 @@ def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterat
             f"forward needs equal parallelism, {source.name} has {source.parallelism} and {target.name} {target.parallelism}",
             "write rebalance, or make them equal",
         )
+
+
+def _keyed(target: models.Vertex, partitioning: str, where: str) -> Iterator[UserError]:
+    """Check that the subtasks of a window get only their own keys. A restore drops the panes of all others."""
+    if target.operator == "window" and target.parallelism > 1:
+        problem = f"{partitioning} does not divide records by key, as the window {target.name!r} with parallelism {target.parallelism} needs"
+        yield UserError(f"{where}.partitioning", problem, "write hash, or parallelism: 1 for the window")
 
 
 def _shape(job: models.Job, path: str) -> Iterator[UserError]:
