@@ -228,17 +228,23 @@ class JobShape(Struct, frozen=True):
 
     def windowed(self, source: str, sink: str) -> bool:
         """Whether there is a window on a path from source to sink."""
-        return any(self._reaches(source, w) and self._reaches(w, sink) for w in sorted(self.windows))
+        return any(self.reaches(source, w) and self.reaches(w, sink) for w in sorted(self.windows))
+
+    def without_windows(self) -> JobShape:
+        """Return the job graph without the output of windows."""
+        edges = tuple(e for e in self.edges if e[0] not in self.windows)
+        return JobShape(self.parallelism, edges, self.sources, self.sinks)
 
     def windows_before(self, sink: str) -> tuple[str, ...]:
         """Return the window vertices on the paths to a sink vertex, if every path to it has one. Empty if a
         path has no window, so that the sink gets records before a window has ended."""
-        direct = JobShape(self.parallelism, tuple(e for e in self.edges if e[0] not in self.windows))
-        if any(direct._reaches(source, sink) for source in self.sources):
+        direct = self.without_windows()
+        if any(direct.reaches(source, sink) for source in self.sources):
             return ()
-        return tuple(sorted(window for window in self.windows if self._reaches(window, sink)))
+        return tuple(sorted(window for window in self.windows if self.reaches(window, sink)))
 
-    def _reaches(self, start: str, goal: str) -> bool:
+    def reaches(self, start: str, goal: str) -> bool:
+        """Whether there is a path from `start` to `goal`."""
         seen, todo = {start}, [start]
         while todo:
             vertex = todo.pop()

@@ -7,6 +7,7 @@ corrupt records can always be judged.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -109,12 +110,15 @@ def _why_unknown(trial: Trial, entry: Entry, shape: JobShape, ends: dict[str, in
 
 def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop commits that a JobManager repeated after a restart, because it was killed between the commit and storing that
-    fact. The same checkpoint committed twice by one process is a real duplicate and is kept."""
-    writers: dict[tuple[str, int, str, int, bytes], str] = {}
+    fact. The same numbers committed twice by one process are kept: another path of the job, or a real duplicate."""
+    by_process: Counter[tuple[Any, ...]] = Counter()
+    most: Counter[tuple[Any, ...]] = Counter()
     kept = []
     for row in rows:
         key = (row["task"], row["checkpoint"], row["source"], row["base"], row["bitmap"])
-        if row["checkpoint"] < 0 or writers.setdefault(key, row["process"]) == row["process"]:
+        by_process[row["process"], key] += 1
+        if row["checkpoint"] < 0 or by_process[row["process"], key] > most[key]:
+            most[key] += 1
             kept.append(row)
     return kept
 
@@ -126,9 +130,7 @@ def _count_sources(
     lost = 0
     for source in shape.sources:
         subtasks = [f"{source}-{i}" for i in range(shape.parallelism[source])]
-        for sink, copies in shape.copies(source).items():
-            if shape.windowed(source, sink):
-                continue
+        for sink, copies in shape.without_windows().copies(source).items():
             for subtask in subtasks:
                 chunks = _add_up(by_pair.get((sink, subtask), ()))
                 span = (starts.get(subtask, 0), ends.get(subtask))
@@ -207,15 +209,17 @@ def _note(found: Delivery, what: str, base: int, places: npt.NDArray[np.bool_], 
 def _count_windows(
     found: Delivery, shape: JobShape, rows: list[dict[str, Any]], emitted: dict[str, int]
 ) -> int:
-    """Compare the summed counts behind a window, where one record represents many."""
-    lost = 0
+    """Compare the summed counts behind a window, where one record represents many. Records that reach the same sink without a
+    window are counted by their numbers."""
+    lost, direct, origins = 0, shape.without_windows(), {*shape.source_subtasks()}
     for sink in shape.sinks:
         sources = [s for s in shape.sources if shape.windowed(s, sink)]
         if not sources or found.reason:
             continue
-        subtasks = [(f"{s}-{i}", shape.copies(s)[sink]) for s in sources for i in range(shape.parallelism[s])]
-        expected = sum(emitted[subtask] * copies for subtask, copies in subtasks)
-        weight = sum(r["weight"] for r in rows if vertex_of(r["task"]) == sink)
+        copies = {s: shape.copies(s)[sink] - direct.copies(s).get(sink, 0) for s in sources}
+        expected = sum(emitted[f"{s}-{i}"] * copies[s] for s in sources for i in range(shape.parallelism[s]))
+        mine = [r for r in rows if vertex_of(r["task"]) == sink]
+        weight = sum(r["weight"] - (r["source"] in origins) * _records(r) for r in mine)
         if weight < expected:
             found.examples.append(f"{sink}: {expected - weight} of {expected} records are in no window")
         if weight > expected:
@@ -224,6 +228,10 @@ def _count_windows(
         found.duplicated += max(0, weight - expected)
         found.committed += min(weight, expected)
     return lost
+
+
+def _records(row: dict[str, Any]) -> int:
+    return int.from_bytes(row["bitmap"], "little").bit_count() + int(row["duplicated"])
 
 
 def _count_others(found: Delivery, shape: JobShape, by_pair: Pairs) -> None:

@@ -204,6 +204,39 @@ def test_behind_a_broadcast_each_sink_gets_every_record(history: Any):
     assert check_delivery(more, entry).duplicated == 1
 
 
+TWICE, ONCE = [*range(10), *range(10)], list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("arrived", "lost", "duplicated"),
+    [
+        ([("sink-0", TWICE)], 0, 0),
+        ([("sink-0", ONCE), ("sink-0", ONCE)], 0, 0),
+        ([("sink-0", TWICE[:-1])], 1, 0),
+        ([("sink-0", [*TWICE, 3])], 0, 1),
+        ([("sink-0", [*TWICE[:-1], 3])], 1, 1),
+    ],
+)
+def test_a_record_is_due_at_a_sink_once_for_each_of_its_paths(
+    history: Any, arrived: list[tuple[str, list[int]]], lost: int, duplicated: int
+):
+    """One commit of one subtask may have all its copies."""
+    shape = job(
+        ("source", "left", "hash"), ("source", "right", "hash"), ("left", "sink", "hash"), ("right", "sink", "hash"),
+        source={"source": {}}, left={"operator": "map"}, right={"operator": "map"}, sink={"sink": "ledger"},
+    )  # fmt: skip
+    trial = small(history, *((task, "source-0", numbers) for task, numbers in arrived))
+    found = check_delivery(trial, history.entry(job=shape))
+    assert (found.lost, found.duplicated, found.committed) == (lost, duplicated, 10)
+    rows, table = trial.table("delivery").to_pylist(), trial.table("delivery")
+    rows += [row | {"process": "jobmanager-2"} for row in rows]  # a new JobManager writes it again
+    both = type(table).from_pylist(rows, schema=table.schema)
+    again = check_delivery(
+        replace(trial, tables={**trial.tables, "delivery": both}), history.entry(job=shape)
+    )
+    assert (again.lost, again.duplicated) == (lost, duplicated)
+
+
 FORMS = [
     [{"name": "s", "source": {}}, {"name": "w", "operator": "window"}, {"name": "k", "sink": "ledger"}],
     [
@@ -295,6 +328,31 @@ def test_behind_a_window_the_counts_are_added_up(
     assert found.committed == expected - lost
     texts = [(lost, f"sink: {lost} of {expected} records are in no window"), (duplicated, f"sink: {duplicated} records were counted twice")]  # fmt: skip
     assert found.detail == "".join(text for count, text in texts if count)
+
+
+@pytest.mark.parametrize(
+    ("direct", "weight", "lost", "duplicated"),
+    [(ONCE, 20, 0, 0), (ONCE[1:], 20, 1, 1), ([*ONCE, 3], 20, 1, 1), (ONCE[1:], 19, 1, 0), ([*ONCE, 3], 21, 0, 1), (ONCE, 19, 1, 0)],
+)  # fmt: skip
+def test_records_beside_a_window_are_compared_by_their_numbers(
+    history: Any, direct: list[int], weight: int, lost: int, duplicated: int
+):
+    """A record that is lost there does not make up for one that the window counts twice, nor the other way round."""
+    shape = job(
+        ("source", "window", "hash"), ("window", "sink", "hash"), ("source", "sink", "hash"),
+        source={"source": {}}, window={"operator": "window"}, sink={"sink": "ledger"},
+    )  # fmt: skip
+    arrived = [("sink-0", "source-0", direct), ("sink-1", "window-0", [0, 1])]
+    built = history.empty()
+    for number, (task, origin, numbers) in enumerate(arrived):
+        ledger = Ledger()
+        ledger.add(origin, np.array(numbers, dtype=np.int64))
+        ledger.add_weight(weight if number else 0)
+        history.commits(built, number, task, 0, ledger.take(), 5.0)
+    for subtask, end in ((0, 10), (1, 0)):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
+    found = check_delivery(built.trial(), history.entry(job=shape))
+    assert (found.lost, found.duplicated) == (lost, duplicated)
 
 
 def test_a_window_s_record_committed_twice_is_a_duplicate(history: Any):

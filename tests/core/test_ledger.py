@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed_runtime.core.job import ledger as core_ledger
 from testbed_runtime.core.job.ledger import CHUNK_BYTES, Ledger
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 
@@ -42,13 +44,30 @@ def test_taking_empties_the_ledger_and_goes_on():
     assert chunk[3:] == (0, 0, 0)
 
 
-def test_a_record_that_comes_twice_is_a_duplicate():
-    """Within a batch and across batches."""
+def test_a_number_that_arrives_again_is_in_another_bitmap():
+    """Within a batch and across batches; the checker knows whether the job sends the record so often."""
     ledger = Ledger()
     ledger.add("source-0", numbers(0, 1, 1))
     ledger.add("source-0", numbers(1))
-    (chunk,) = ledger.take().chunks
-    assert chunk[3] == 2
+    ledger.add_one("source-0", 0, lane=1)
+    chunks = ledger.take().chunks
+    assert [(c[:2], seen(c[2], 0)) for c in chunks] == [(("source-0", 0), n) for n in ([0, 1], [0, 1], [1])]
+    assert {c[3:] for c in chunks} == {(0, 0, 0)}
+
+
+def test_the_bitmaps_of_a_chunk_are_limited(monkeypatch: pytest.MonkeyPatch):
+    """What is in none of them is a duplicate."""
+    monkeypatch.setattr(core_ledger, "MAX_BITMAPS", 2)
+    ledger = Ledger()
+    ledger.add("source-0", numbers(7, 7, 7, 7))
+    assert [(seen(c[2], 0), c[3]) for c in ledger.take().chunks] == [([7], 2), ([7], 0)]
+
+
+def test_no_bitmap_has_more_numbers_out_of_order_than_numbers():
+    """A history in which one had would be damaged."""
+    ledger = Ledger()
+    ledger.add("source-0", numbers(0, 1, 0, 1, 0, 1, 0, 1))
+    assert [c[4] for c in ledger.take().chunks] == [2, 1, 0, 0]
 
 
 def test_order_is_judged_within_a_lane():
@@ -100,13 +119,13 @@ def test_weights_add_up_until_they_are_taken():
 
 @given(st.lists(st.integers(0, 3 * CHUNK_RECORDS), max_size=200), st.integers(1, 20))
 def test_nothing_is_forgotten_and_nothing_is_made_up(values: list[int], batch: int):
-    """Bits plus duplicates are the records that came."""
+    """The bits are the records that came."""
     ledger = Ledger()
     for start in range(0, len(values), batch):
         ledger.add("s-0", numbers(*values[start : start + batch]))
     chunks = ledger.take().chunks
-    assert sorted(n for c in chunks for n in seen(c[2], c[1])) == sorted(set(values))
-    assert sum(c[3] for c in chunks) == len(values) - len(set(values))
+    assert sorted(n for c in chunks for n in seen(c[2], c[1])) == sorted(values)
+    assert sum(c[3] for c in chunks) == 0
 
 
 EDGES = [0, 1, 2, 5, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, 3 * CHUNK_RECORDS]

@@ -1,20 +1,25 @@
 """The ledger of a sink: per source a bitmap of sequence numbers, with counts of duplicates, reordering and corruption.
 
-Bitmaps come in chunks of CHUNK_RECORDS numbers. `take()` goes into a checkpoint acknowledgement. A number that two
-commits contain is found by the checker, which adds the bitmaps up (checking.delivery).
+Bitmaps come in chunks of CHUNK_RECORDS numbers. `take()` goes into a checkpoint acknowledgement. A record that the job sends
+on several paths arrives several times: its number is then in several bitmaps of one chunk. Whether that is once too often is
+decided by the checker, which knows the job and adds up the bitmaps of all commits (checking.delivery).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed_runtime.core.job.messages import CHUNK_RECORDS, SinkCommit
+from testbed_runtime.core.job.messages import CHUNK_RECORDS, Chunk, SinkCommit
 
 CHUNK_BYTES = CHUNK_RECORDS // 8
+MAX_BITMAPS = 4096
+"""Bitmaps of one chunk in one commit (2 MiB), so that a sink that gets the same records for ever keeps its memory. A job sends a
+record to one subtask far less often."""
 
 
 @dataclass(slots=True)
@@ -22,9 +27,33 @@ class _Chunk:
     bits: int = 0
     """Bit i is the number base + i. An integer is small if a chunk has few numbers, as many chunks of a job
     with many sinks have."""
+    again: list[int] = field(default_factory=list)
+    """The numbers that arrived at least a second time, at least a third time, and so on."""
     duplicated: int = 0
+    """How often a number arrived that was in MAX_BITMAPS bitmaps."""
     out_of_order: int = 0
     corrupted: int = 0
+
+    def mark(self, bits: int) -> None:
+        """Add distinct numbers."""
+        bits, self.bits = self.bits & bits, self.bits | bits
+        for place, known in enumerate(self.again):
+            if not bits:
+                return
+            bits, self.again[place] = known & bits, known | bits
+        if bits and len(self.again) + 1 < MAX_BITMAPS:
+            self.again.append(bits)
+        else:
+            self.duplicated += bits.bit_count()
+
+    def taken(self, source: str, base: int) -> Iterator[Chunk]:
+        """Yield a chunk of the commit for each bitmap. The first has the counts, except that none has more numbers out of order
+        than numbers."""
+        duplicated, late, corrupted = self.duplicated, self.out_of_order, self.corrupted
+        for bits in (self.bits, *self.again):
+            mine = min(late, bits.bit_count() + duplicated)
+            yield source, base, Ledger.bitmap(bits).hex(), duplicated, mine, corrupted
+            duplicated, late, corrupted = 0, late - mine, 0
 
 
 class Ledger:
@@ -65,9 +94,11 @@ class Ledger:
                 self._mark(source, int(bases[start]), sequence[start:end] - bases[start])
             return
         for base in np.unique(bases).tolist():
-            offsets = sequence[bases == base] - base
-            distinct = np.unique(offsets)
-            self._mark(source, base, distinct, repeated=len(offsets) - len(distinct))
+            distinct, times = np.unique(sequence[bases == base] - base, return_counts=True)
+            while len(distinct):
+                self._mark(source, base, distinct)
+                times -= 1
+                distinct, times = distinct[times > 0], times[times > 0]
 
     def add_one(self, source: str, number: int, *, lane: int = 0, intact: bool = True) -> None:
         """Add one record, as `add` does."""
@@ -79,8 +110,7 @@ class Ledger:
         offset = number % CHUNK_RECORDS
         chunk = self._chunk(source, number - offset)
         chunk.out_of_order += number < last
-        chunk.duplicated += chunk.bits >> offset & 1
-        chunk.bits |= 1 << offset
+        chunk.mark(1 << offset)
 
     def add_weight(self, weight: int) -> None:
         """Add records that each represent many source records (windows), by the sum of their counts."""
@@ -88,20 +118,10 @@ class Ledger:
 
     def take(self) -> SinkCommit:
         """Return everything since the last `take`, by source and number. Order is checked across takes."""
-        chunks = tuple(
-            (
-                source,
-                base,
-                self.bitmap(chunk.bits).hex(),
-                chunk.duplicated,
-                chunk.out_of_order,
-                chunk.corrupted,
-            )
-            for (source, base), chunk in sorted(self._chunks.items())
-        )
+        taken = (chunk.taken(*key) for key, chunk in sorted(self._chunks.items()))
         weight, self._weight = self._weight, 0
         self._chunks = {}
-        return SinkCommit(chunks=chunks, weight=weight)
+        return SinkCommit(chunks=tuple(chain.from_iterable(taken)), weight=weight)
 
     @staticmethod
     def bitmap(bits: int) -> bytes:
@@ -115,9 +135,8 @@ class Ledger:
             chunk = self._chunks[source, base] = _Chunk()
         return chunk
 
-    def _mark(self, source: str, base: int, distinct: NDArray[np.int64], *, repeated: int = 0) -> None:
+    def _mark(self, source: str, base: int, distinct: NDArray[np.int64]) -> None:
         """Mark ascending numbers, relative to `base`."""
-        chunk = self._chunk(source, base)
         first, last = int(distinct[0]), int(distinct[-1])
         if last - first == len(distinct) - 1:
             bits = ((1 << len(distinct)) - 1) << first
@@ -125,8 +144,7 @@ class Ledger:
             marks = np.zeros(last - first + 1, dtype=np.bool_)
             marks[distinct - first] = True
             bits = int.from_bytes(np.packbits(marks, bitorder="little").tobytes(), "little") << first
-        chunk.duplicated += repeated + (chunk.bits & bits).bit_count()
-        chunk.bits |= bits
+        self._chunk(source, base).mark(bits)
 
     def _check_order(self, source: str, lane: int, sequence: NDArray[np.int64]) -> bool:
         """Return whether the numbers ascend strictly, so that none is repeated."""

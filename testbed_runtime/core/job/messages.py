@@ -6,6 +6,8 @@ Ids travel as text (`str(ExecutionAttemptID)`, `str(ResultPartitionID)`, `str(Ta
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from msgspec import Struct, field
 
 from testbed_runtime.core.job.flowcontrol import QueueReport
@@ -183,13 +185,17 @@ class PartitionState(Struct, frozen=True):
     disposed: bool = False
 
 
+Chunk: TypeAlias = tuple[str, int, str, int, int, int]
+"""Source `vertex-subtask`, base sequence number, bitmap hex of CHUNK_RECORDS bits, duplicates that are in no bitmap, out-of-order
+seen, corrupt seen."""
+
+
 class SinkCommit(Struct, frozen=True):
     """The records that a sink subtask wrote since the last checkpoint: the completed checkpoint *is* the commit.
 
-    A chunk is (source `vertex-subtask`, base sequence number, bitmap hex of CHUNK_RECORDS bits, duplicates seen,
-    out-of-order seen, corrupt seen)."""
+    A number that arrived n times is in n chunks."""
 
-    chunks: tuple[tuple[str, int, str, int, int, int], ...] = ()
+    chunks: tuple[Chunk, ...] = ()
     weight: int = 0
     """The sum of counts for windows, where one output record represents many source records."""
     checkpoint: int = 0
