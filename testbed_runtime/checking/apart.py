@@ -165,6 +165,7 @@ class _Alone:
         awaited: Collection[str] | None,
     ) -> None:
         self.last = rounds[-1].segments
+        self.worked = [s for r in rounds for s in r.segments if _works(s)]
         self.end_ns = rounds[-1].end_ns
         self.known, self.waits, self.awaited = known, waits, awaited
         delays = [w for w in waits if w.kind == "restart-delay" and w.outcome is Outcome.FIRED]
@@ -172,7 +173,8 @@ class _Alone:
 
     def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str]:
         """Return how long the job is behind if all waits for this option take no time, and the fault from which it recovers last. A fault
-        begins a restart delay, unless its part of the job is already waiting."""
+        begins a restart delay, unless its part of the job is already waiting. The time in which the job worked on its backlog nevertheless
+        does not count."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         after = self._after_ns(option, {h.fault.fault for h in hits})
         total = until = 0
@@ -185,7 +187,9 @@ class _Alone:
             if restarts:
                 ended = max(ended, begun if down else begun + delay) + after
             ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
-            total += max(0, ended - max(until, begun))
+            since = max(until, begun)
+            worked = (min(ended, s.end_ns) - max(since, s.start_ns) for s in self.worked)
+            total += max(0, ended - since) - sum(max(0, ns) for ns in worked)
             if ended > until:
                 until, last = ended, hit.fault.fault
         return total, last

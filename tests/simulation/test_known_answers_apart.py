@@ -136,6 +136,22 @@ def test_a_lower_value_saves_what_the_answer_says(one: Lowered, tmp_path: Path):
     assert most_s - saved_s <= max(0.3, 0.2 * saved_s)
 
 
+def test_a_pause_in_a_catch_up_limits_no_earlier_detection(tmp_path: Path):
+    """A source pauses while the counts work off their backlog, and ends before they have. An earlier detection also makes the backlog
+    smaller."""
+    case = Case(
+        "catch-up", [killed("one", 2), paused(0, "3 s", "4 s")], "", 0.0, options=QUICK, managers={"replicas": 6},
+        vertex={"serviceTime": "8 ms"}, observation="60 s",
+    )  # fmt: skip
+    (tmp_path / "before").mkdir()
+    before = of_case(case, tmp_path / "before")
+    (found,) = before.recoveries
+    assert not list(savings(found))
+    (tmp_path / "after").mkdir()
+    after = of_case(replace(case, options={**case.options, **QUICKEST}), tmp_path / "after")
+    assert behind_s(before) - behind_s(after) == pytest.approx(1.9, abs=TOLERANCE_S)
+
+
 def test_a_spare_taskmanager_that_is_paused_costs_nothing_before_it_is_needed(tmp_path: Path):
     """The job loses a sink 1 s after the pause of the only spare one began, and gets its slot when that ends."""
     faults = [paused(4, "6 s", "0 s"), fault("kill", "1 s", SINK, at="1 s", **KILL)]
