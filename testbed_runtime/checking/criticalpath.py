@@ -369,10 +369,10 @@ class _Walk:
         return min(self._losses(wait), key=lambda w: (lateness_ns(w), w.wait), default=wait)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
-        """Return the wait for a TaskManager that registered, possibly again, after the slot requests had expired. The time belongs to that
+        """Return the wait for a TaskManager that came, possibly again, when the slot requests expired, or later. The time belongs to that
         wait: with a longer timeout, the job would have waited for the TaskManager anyway. A busy ResourceManager counts if it did not answer
         for half of the time."""
-        coming = [w for w in self.waits if w.start_ns < slots.end_ns < w.end_ns and _caused(w)]
+        coming = [w for w in self.waits if w.start_ns < slots.end_ns <= w.end_ns + EPSILON_NS and _caused(w)]
         half = slots.start_ns + (slots.end_ns - slots.start_ns) // 2
         busy = [w for w in coming if (w.kind, w.what) == ("jobmanager", RM_NAME) and w.start_ns <= half]
         own = [w for w in coming if w.kind in ("replacement", "start")]

@@ -254,9 +254,12 @@ def test_a_cancellation_that_a_late_loss_ended_waited_for_the_busy_judge(
         ([wait("replacement", 3, 7, Outcome.FIRED, **LIMIT)], True, [("slot", 4)]),
         ([wait("stalled", 1, 7, who="everything", what="tm-0")], False, [("stalled", 5)]),  # it comes back
         ([wait("stalled", 1, 7, who="tm-0-1")], False, [("slot", 4)]),
-        ([wait("stalled", 1, 6, who="everything", what="tm-0")], False, [("slot", 4)]),
+        ([wait("stalled", 1, 5.9, who="everything", what="tm-0")], False, [("slot", 4)]),
         ([wait("replacement", 3, 7, Outcome.OPEN)], False, [("slot", 4)]),
-        ([wait("replacement", 3, 6, Outcome.FIRED, **LIMIT)], False, [("slot", 4)]),
+        ([wait("replacement", 3, 5.9, Outcome.FIRED, **LIMIT)], False, [("slot", 4)]),
+        # at the same moment, before it could register
+        ([wait("stalled", 1, 6, who="everything", what="tm-0")], False, [("stalled", 5)]),
+        ([wait("replacement", 3, 6, Outcome.FIRED, **LIMIT)], False, [("slot", 1), ("replacement", 3)]),
         ([wait("jobmanager", 4.1, 7, what="ResourceManager")], False, [("slot", 4)]),  # less than half of it
         ([wait("jobmanager", 2, 7, what="JobMaster")], False, [("slot", 4)]),
         ([wait("registration", 3, 7, what="JobMaster")], False, [("slot", 4)]),
