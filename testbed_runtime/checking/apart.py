@@ -176,7 +176,8 @@ class _Alone:
         begins a restart delay, unless its part of the job is already waiting. The time in which the job worked on its backlog nevertheless
         does not count."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
-        after = self._after_ns(option, {h.fault.fault for h in hits})
+        after = self._after(option, {h.fault.fault for h in hits})
+        gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
         total = until = 0
         last = ""
         ends = dict[str, int]()
@@ -185,7 +186,11 @@ class _Alone:
             down = any(begun < ends.get(v, 0) for v in hit.vertices)
             ended, restarts = self._stopped_until(hit, option)
             if restarts:
-                ended = max(ended, begun if down else begun + delay) + after
+                again = (
+                    0 if gone and hit not in gone else after.get("registration", 0)
+                )  # with the next JobManager
+                steps = sum(ns for kind, ns in after.items() if kind != "registration") + again
+                ended = max(ended, begun if down else begun + delay) + steps
             ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
             since = max(until, begun)
             worked = (min(ended, s.end_ns) - max(since, s.start_ns) for s in self.worked)
@@ -194,15 +199,15 @@ class _Alone:
                 until, last = ended, hit.fault.fault
         return total, last
 
-    def _after_ns(self, option: str, apart: Set[str]) -> int:
-        """Return how long the steps after a restart delay take, as the last round shows it. Steps that expired or that one of the faults
+    def _after(self, option: str, apart: Set[str]) -> dict[str, int]:
+        """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that one of the faults
         `apart` delayed do not count, because they may concern only one of the faults."""
         steps = dict[str, int]()
         for s in self.last:
             own = s.kind in _AFTER_A_DELAY and s.option != option and s.fault not in apart
             if own and s.outcome != Outcome.EXPIRED:
                 steps[s.kind] = max(steps.get(s.kind, 0), s.end_ns - s.start_ns)
-        return sum(steps.values())
+        return steps
 
     def _stopped_until(self, hit: Hit, option: str) -> tuple[int, bool]:
         """Return when the job can continue after this fault, and whether it has to restart. A lost process has to be noticed and replaced; a

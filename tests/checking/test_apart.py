@@ -196,6 +196,24 @@ def test_each_replacement_leaves_the_steps_of_a_restart():
     )
 
 
+def test_taskmanagers_register_again_only_with_the_next_jobmanager():
+    """They took 1 s for that, which the recovery from the first loss does not need."""
+    own, step = part(0, 10, "restart-delay", option=DELAY), part(10, 11, "registration", option="")
+    hits = [ONE, hit("two", "jobmanager.kill", 5, 8, "jobmanager")]
+    (found,) = until_each_has_recovered([round_of(own, step)], hits, [], [NOTICED], awaited=())
+    assert found.segments[0].slack_ns == (11 - 2 - (3 + 1)) * NS
+
+
+def test_work_during_a_pause_does_not_count():
+    """The job caught up from 4 to 12 s, also while a process was paused from 5 to 8 s."""
+    worked = part(4, 12, "catch-up", option="")
+    pause = hit("two", "process.pause", 5, 8, "tm-2")
+    (found,) = until_each_has_recovered(
+        [round_of(part(0, 4, "restart-delay", option=DELAY), worked)], [ONE, pause], [], [NOTICED], awaited=()
+    )
+    assert found.segments[0].slack_ns == (4 - 2) * NS
+
+
 def test_a_step_of_the_failure_before_does_not_count():
     """The last round begins with the rest of the deployment that failed, for 1 s. Its own one takes 6 s."""
     rest, own = part(10, 11, "deployment", option=""), part(11, 17, "deployment", option="")
