@@ -173,7 +173,7 @@ class _Alone:
 
     def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str]:
         """Return how long the job is behind if all waits for this option take no time, and the fault from which it recovers last. A fault
-        begins a restart delay, unless its part of the job is already waiting. The time in which the job worked on its backlog nevertheless
+        begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in which the job worked on its backlog nevertheless
         does not count."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         after = self._after(option, {h.fault.fault for h in hits})
@@ -190,7 +190,7 @@ class _Alone:
                     0 if gone and hit not in gone else after.get("registration", 0)
                 )  # with the next JobManager
                 steps = sum(ns for kind, ns in after.items() if kind != "registration") + again
-                ended = max(ended, begun if down else begun + delay) + steps
+                ended = max(ended, begun if down or hit in gone else begun + delay) + steps
             ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
             since = max(until, begun)
             worked = (min(ended, s.end_ns) - max(since, s.start_ns) for s in self.worked)

@@ -204,6 +204,14 @@ def test_taskmanagers_register_again_only_with_the_next_jobmanager():
     assert found.segments[0].slack_ns == (11 - 2 - (3 + 1)) * NS
 
 
+def test_the_next_jobmanager_recovers_a_job_without_a_delay():
+    """It is back after 1 s, and the restart delay before took 3 s."""
+    rounds = [round_of(part(0, 10, "heartbeat", option=TIMEOUT), part(10, 11, "slot", option=""))]
+    hits = [ONE, hit("two", "jobmanager.kill", 5, 6, "jobmanager")]
+    (found,) = until_each_has_recovered(rounds, hits, [], [NOTICED, delayed(3)], awaited=())
+    assert found.segments[0].slack_ns == (11 - (3 + 1) - (1 + 1)) * NS
+
+
 def test_work_during_a_pause_does_not_count():
     """The job caught up from 4 to 12 s, also while a process was paused from 5 to 8 s."""
     worked = part(4, 12, "catch-up", option="")
