@@ -236,17 +236,19 @@ class Scheduler:
         return any(not one.unanswered for one in mine)
 
     def _begin_inputs(self) -> None:
-        """Let each vertex wait for what its producers have to provide before it is deployed, as soon as they are all deployed."""
+        """Let each vertex wait for what its producers have to provide before it is deployed, as soon as they are all deployed. Vertices
+        that begin to wait for the same results share a wait, until one of them ends it."""
         later = dict.fromkeys(vertex for vertex, _ in self._later)
         coming = self._coming() if later else set()
+        begun: dict[str, OpenWait] = {}
         for vertex in later:
-            missing = self._missing(vertex)
-            if not missing or vertex in self._inputs or not coming.isdisjoint(missing):
+            missing, wait = self._missing(vertex), self._inputs.get(vertex)
+            if not missing or not (wait is None or wait.ended) or not coming.isdisjoint(missing):
                 continue
             what = " and the ".join(f"{result} of `{source}`" for source, result in missing.items())
-            self._inputs[vertex] = self._services.waits.begin(
-                "input", JOBMASTER_NAME, what, attempt=self._round
-            )
+            if what not in begun:
+                begun[what] = self._services.waits.begin("input", JOBMASTER_NAME, what, attempt=self._round)
+            self._inputs[vertex] = begun[what]
 
     def _missing(self, vertex: str) -> dict[str, str]:
         """Return, by producer, what a vertex needs from it before it is deployed."""
