@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
+from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape, vertices
 from testbed_runtime.checking.completeness import delivery_incomplete
 from testbed_runtime.core.job.ledger import CHUNK_BYTES
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
+from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.judgement.metrics import (
     FILTERED,
     HISTORY_INCOMPLETE,
@@ -36,15 +37,26 @@ class Delivery:
     minimums that are proven."""
 
     lost: int | None = None
-    duplicated: int = 0
+    twice: Counter[str] = field(default_factory=Counter)
+    """The duplicates at each sink vertex."""
     corrupted: int = 0
     out_of_order: int = 0
     committed: int = 0
-    at_least_once: bool = False
+    at_once: frozenset[str] = frozenset()
+    """The sink vertices that commit without a checkpoint, and therefore twice after a failover."""
     reason: str = ""
     detail: str = ""
     """The first losses and duplicates, in words."""
     examples: list[str] = field(default_factory=list)
+
+    @property
+    def duplicated(self) -> int:
+        return self.twice.total()
+
+    @property
+    def at_least_once(self) -> bool:
+        """Whether all duplicates are at sinks that may commit twice."""
+        return bool(self.at_once) and all(sink in self.at_once for sink in +self.twice)
 
 
 Pairs: TypeAlias = "dict[tuple[str, str], list[dict[str, Any]]]"
@@ -57,13 +69,13 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
     """Compare all sinks with all sources. Every count is exact."""
     shape = job_shape(trial, entry)
     rows = _distinct_commits(trial.rows("delivery"))
-    found = Delivery(at_least_once=any(r["checkpoint"] < 0 for r in rows))
+    found = Delivery(at_once=_at_once(rows, entry))
     ends = source_ends(trial)
     found.reason, found.detail = _why_unknown(trial, entry, shape, ends)
     for row in rows:
         found.out_of_order += row["out_of_order"]
         found.corrupted += row["corrupted"]
-        found.duplicated += row["duplicated"]
+        found.twice[vertex_of(row["task"])] += row["duplicated"]
     by_pair, starts = _by_pair(rows), source_starts(trial)
     lost = _count_sources(found, shape, by_pair, starts, ends)
     emitted = {subtask: end - starts.get(subtask, 0) for subtask, end in ends.items()}
@@ -74,6 +86,16 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
     if found.examples:
         found.detail = "; ".join(filter(None, [found.detail, *found.examples]))
     return found
+
+
+def _at_once(rows: list[dict[str, Any]], entry: Entry) -> frozenset[str]:
+    """Return the sinks that commit without a checkpoint. A batch job has none either, but commits its sinks when it has finished."""
+    edges = (entry.get("job") or {}).get("edges") or ()
+    batch = any(e.get("result") == BLOCKING for e in edges) or any(
+        v.get("kind") == "iteration" for v in vertices(entry)
+    )
+    held = {str(v["name"]) for v in vertices(entry) if batch and v.get("delivery") == "exactly-once"}
+    return frozenset(vertex_of(r["task"]) for r in rows if r["checkpoint"] < 0) - held
 
 
 def source_starts(trial: Trial) -> dict[str, int]:
@@ -134,7 +156,7 @@ def _count_sources(
             for subtask in subtasks:
                 chunks = _add_up(by_pair.get((sink, subtask), ()))
                 span = (starts.get(subtask, 0), ends.get(subtask))
-                lost += _compare(found, f"{subtask} at {sink}", chunks, copies, span)
+                lost += _compare(found, (sink, subtask), chunks, copies, span)
     return lost
 
 
@@ -168,12 +190,13 @@ def _counts(bitmap: bytes) -> Ints:
 
 
 def _compare(
-    found: Delivery, where: str, chunks: dict[int, Ints], copies: int, span: tuple[int, int | None]
+    found: Delivery, pair: tuple[str, str], chunks: dict[int, Ints], copies: int, span: tuple[int, int | None]
 ) -> int:
-    """Return the losses in a span of numbers. Without an end (no drain), only duplicates can be judged. A
+    """Return the losses of a pair of sink and source in a span of numbers. Without an end (no drain), only duplicates can be judged. A
     number below the start may arrive, because it was in flight in the checkpoint from which the job
     started."""
-    lost, (start, end) = 0, span
+    lost, (sink, origin), (start, end) = 0, pair, span
+    where = f"{origin} at {sink}"
     bases = sorted({*chunks, *range(0, end or 0, CHUNK_RECORDS)})
     for base in bases:
         counts = chunks.get(base)
@@ -189,13 +212,13 @@ def _compare(
             expected[: start - base] = np.minimum(counts, expected)[: start - base]
         if end is not None:
             lost += _note(found, f"{where}: lost", base, counts < expected, np.maximum(expected - counts, 0))
-        if end is not None and not found.at_least_once:
+        if end is not None and sink not in found.at_once:
             # with at-least-once, an earlier attempt may have progressed further than the last one
             strangers = counts[expected == 0]
             never = (expected == 0) & (counts > 0)
             found.corrupted += _note(found, f"{where}: never emitted", base, never, strangers)
         extra = np.where(expected > 0, np.maximum(counts - expected, 0), 0)
-        found.duplicated += _note(found, f"{where}: twice", base, extra > 0, extra)
+        found.twice[sink] += _note(found, f"{where}: twice", base, extra > 0, extra)
     return lost
 
 
@@ -225,7 +248,7 @@ def _count_windows(
         if weight > expected:
             found.examples.append(f"{sink}: {weight - expected} records were counted twice")
         lost += max(0, expected - weight)
-        found.duplicated += max(0, weight - expected)
+        found.twice[sink] += max(0, weight - expected)
         found.committed += min(weight, expected)
     return lost
 
@@ -243,7 +266,7 @@ def _count_others(found: Delivery, shape: JobShape, by_pair: Pairs) -> None:
         made = origin.rsplit("-", 1)[0]
         copies = max(1, shape.copies(made).get(sink, 1)) if made in shape.parallelism else 1
         committed = found.committed
-        _compare(found, f"{origin} at {sink}", _add_up(mine), copies, (0, None))
+        _compare(found, (sink, origin), _add_up(mine), copies, (0, None))
         if shape.windows:
             found.committed = committed  # already counted by weight
 

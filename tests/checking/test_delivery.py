@@ -389,6 +389,48 @@ def test_one_sink_that_commits_at_once_is_enough_for_at_least_once(history: Any)
     assert check_delivery(built.trial(), history.entry()).at_least_once
 
 
+@pytest.mark.parametrize(
+    ("twice", "allowed"), [((), True), (("loose",), True), (("exact",), False), (("loose", "exact"), False)]
+)
+def test_a_sink_that_commits_at_once_excuses_no_other(history: Any, twice: tuple[str, ...], allowed: bool):
+    """The other one commits with its checkpoints, so a duplicate there is none of a failover."""
+    shape = job(
+        ("source", "loose", "hash"), ("source", "exact", "hash"),
+        source={"source": {}}, loose={"sink": "ledger"}, exact={"sink": "ledger"},
+    )  # fmt: skip
+    built = history.empty()
+    for sink, checkpoint in (("loose", -1), ("exact", 1)):
+        ledger = Ledger()
+        ledger.add("source-0", np.array([0, 1, 2, 2] if sink in twice else [0, 1, 2], dtype=np.int64))
+        history.commits(built, checkpoint, f"{sink}-0", 0, ledger.take(), 5.0)
+    for subtask, end in ((0, 3), (1, 0)):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
+    found = check_delivery(built.trial(), history.entry(job=shape))
+    assert (found.lost, found.duplicated, found.at_least_once) == (0, len(twice), allowed)
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("batch", [{"result": "blocking"}, {}], ids=["blocking", "pipelined"])
+def test_a_batch_job_commits_exactly_once_without_checkpoints(
+    history: Any, batch: dict[str, str], delivery: str
+):
+    """Its commits are held until it has finished. A job without checkpoints that is no batch job may restart a sink that has
+    committed."""
+    shape = job(
+        ("source", "sink", "hash"), source={"role": "source"}, sink={"role": "sink", "delivery": delivery}
+    )
+    shape["edges"][0] |= batch
+    ledger = Ledger()
+    ledger.add("source-0", np.array([0, 0], dtype=np.int64))
+    built = history.empty()
+    history.commits(built, -1, "sink-0", 0, ledger.take(), 5.0)
+    for subtask, end in ((0, 1), (1, 0)):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
+    found = check_delivery(built.trial(), history.entry(job=shape))
+    assert (found.lost, found.duplicated) == (0, 1)
+    assert found.at_least_once == (delivery == "at-least-once" or not batch)
+
+
 @given(
     st.integers(1, 3 * CHUNK_RECORDS // 2),
     st.lists(st.integers(0, 3 * CHUNK_RECORDS // 2 - 1), max_size=12),
