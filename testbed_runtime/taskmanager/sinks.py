@@ -9,6 +9,7 @@ from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
+from testbed_runtime.taskmanager.checkpoints import covers_end
 from testbed_runtime.taskmanager.meter import to_ns
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.workload.records import Records
@@ -18,8 +19,6 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 FLUSH_S = 0.2
 """The interval in which an at-least-once sink reports its written records."""
 AT_LEAST_ONCE = "at-least-once"
-WHOLE_OUTPUT = 1
-"""The part number used for the whole output of a subtask that took no checkpoint. A later attempt overwrites this part."""
 
 
 class SinkWriter:
@@ -130,15 +129,19 @@ class SinkWriter:
 
     def end(self, *, finished: bool) -> None:
         """End the sink. What an at-least-once sink wrote is always reported; what an exactly-once sink wrote after
-        the last checkpoint is committed only by an end of the job's input (a bounded job without checkpoints)."""
+        the last checkpoint is committed only by an end of the job's input (a bounded job without checkpoints, except for that of
+        a stop)."""
         if self.at_once:
             self._flush()
-        elif finished and (self._run.services.options.ends_uncovered or self._run.checkpoints.last_started):
-            self.completed(self._run.checkpoints.last_completed)
-        elif finished and self.sink.uncut:
-            if isinstance(self.sink, FileSink):
-                self._publish_part(self.sink, WHOLE_OUTPUT)
-            self._run.committer.commit(self.sink.flush())
+        elif finished:
+            options, checkpoints = self._run.services.options, self._run.checkpoints
+            self.completed(checkpoints.last_completed)
+            if options.ends_uncovered or (covers_end(options) and checkpoints.last_started):
+                return
+            if self.sink.uncut:
+                if isinstance(self.sink, FileSink):
+                    self._publish_part(self.sink, checkpoints.last_started + 1)
+                self._run.committer.commit(self.sink.flush())
 
     # ---- files ---------------------------------------------------------------------------------------------
 

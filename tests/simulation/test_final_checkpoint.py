@@ -8,10 +8,18 @@ from functools import partial
 import pytest
 
 from testbed_runtime.core.ids import JOB
-from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex, SinkConfig, SourceConfig
+from testbed_runtime.core.job.jobgraph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    OperatorConfig,
+    SinkConfig,
+    SourceConfig,
+)
 from testbed_runtime.core.job.messages import TriggerCheckpoint
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.task import Task
+from testbed_runtime.workload.sinks import STAGED
 from tests.simulation.smallworld import SmallWorld, small_world
 
 pytestmark = pytest.mark.virtual
@@ -62,3 +70,34 @@ def test_a_source_takes_the_checkpoints_that_were_triggered_before_it_could_fini
             await asyncio.sleep(1)
 
     run_virtual(run())
+
+
+@pytest.mark.parametrize("kind", ["ledger", "file"])
+def test_what_follows_the_barrier_of_a_stop_is_committed_in_a_job_without_checkpoints(kind: str):
+    """Its source has finished, and no later checkpoint covers the panes that the window still holds."""
+    vertices = (
+        JobVertex("source", 1, 128, "a", source=SourceConfig(records_per_second=10_000, limit=30)),
+        JobVertex("window", 2, 128, "b", operator=OperatorConfig("window", window_s=5.0)),
+        JobVertex("sink", 1, 128, "c", sink=SinkConfig(kind=kind, path="out")),
+    )
+    edges = (JobEdge("source", "window", "hash"), JobEdge("window", "sink", "hash"))
+    configuration = {
+        "execution.checkpointing.interval": "",
+        "execution.buffer-timeout.interval": "100 ms",
+    }
+
+    async def run() -> SmallWorld:
+        async with small_world(taskmanagers=4, slots=1, configuration=configuration) as world:
+            await world.submit(JobGraph(JOB, vertices, edges))
+            while not any(row["kind"] == "source.end" for row in world.rows("events")):
+                await asyncio.sleep(STEP_S)
+            await world.drain(poll_s=0.01)
+            parts = [key for key in await world.blobs.list("out/") if STAGED not in key]
+            texts = [await world.blobs.get(key) for key in parts]
+            counts = [int(line.split(b",")[1][:-1]) for text in texts for line in text.splitlines()]
+            assert sum(counts) == (30 if kind == "file" else 0)
+        return world
+
+    world = run_virtual(run())
+    assert [row["checkpoint"] for row in world.checkpoints("completed")] == [1]
+    assert sum(row["weight"] for row in world.rows("delivery")) == 30
