@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.report import words
-from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, number, text_width
+from testbed_runtime.report.svg import Scale, Svg, bold_width, log_ticks, nice_ticks, number
 from testbed_runtime.report.timeline import Size
 
 ROW = 24.0
@@ -67,7 +67,7 @@ def strips_svg(found: Sequence[Distribution], size: Size, *, key: str) -> str:
         return ""
     height = sum(HEAD + len(d.strips) * ROW + FOOT for d in found)
     svg = Svg(size.width, height)
-    longest = max(text_width(s.name, size.font) for d in found for s in d.strips)
+    longest = max(bold_width(s.name, size.font) for d in found for s in d.strips)
     left, right = min(longest + 12, size.width * 0.32), size.width - 14.0
     y = 0.0
     for item in found:
@@ -105,7 +105,7 @@ def _scale(values: Sequence[float], left: float, right: float) -> tuple[Scale, b
 
 def _strip(svg: Svg, strip: Strip, x: Scale, y: float, size: Size) -> None:
     left = x.start
-    room = max(int(left / (size.font * 0.56)) - 1, 4)
+    room = max(int((left - 8) / bold_width("n", size.font)), 4)
     svg.text(left - 8, y + 4, words.shortened(strip.name, room), css="small", anchor="end")
     values = sorted(strip.values)
     if len(values) >= BOX_FROM:

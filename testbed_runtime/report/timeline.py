@@ -42,20 +42,21 @@ class MarkShape(Struct, frozen=True):
 
     css: str
     d: str
+    """A path around the mark's place, with relative commands only, so that one path can have many marks."""
     lane: int
     title: str
 
 
 MARK_SHAPES = {
-    "job.state": MarkShape("m-note", "M-4-4H4V4H-4Z", 0, "job state"),
-    "leadership": MarkShape("m-note", "M-5-5H5L0 5Z", 0, "leadership granted or revoked"),
-    "failover.attempt": MarkShape("m-note", "M0-6V6", 0, "deployment of a failover"),
-    "sink.first-record": MarkShape("m-good", "M-4-5L5 0L-4 5Z", 0, "first record of a deployment"),
-    "taskmanager.lost": MarkShape("m-bad", "M0-5L5 4H-5Z", 1, "TaskManager lost"),
-    "process.exit": MarkShape("m-bad", "M-4-4H4V4H-4Z", 1, "process exited"),
-    "taskmanager.registered": MarkShape("m-note", "M0-5L5 0L0 5L-5 0Z", 1, "TaskManager registered"),
-    "checkpoint.completed": MarkShape("m-ok", "M0-6V6", 2, "checkpoint completed"),
-    "checkpoint.failed": MarkShape("m-bad", "M-4-4L4 4M4-4L-4 4", 2, "checkpoint failed"),
+    "job.state": MarkShape("m-note", "m-4-4h8v8h-8z", 0, "job state"),
+    "leadership": MarkShape("m-note", "m-5-5h10l-5 10z", 0, "leadership granted or revoked"),
+    "failover.attempt": MarkShape("m-note", "m0-6v12", 0, "deployment of a failover"),
+    "sink.first-record": MarkShape("m-good", "m-4-5l9 5l-9 5z", 0, "first record of a deployment"),
+    "taskmanager.lost": MarkShape("m-bad", "m0-5l5 9h-10z", 1, "TaskManager lost"),
+    "process.exit": MarkShape("m-bad", "m-4-4h8v8h-8z", 1, "process exited"),
+    "taskmanager.registered": MarkShape("m-note", "m0-5l5 5l-5 5l-5-5z", 1, "TaskManager registered"),
+    "checkpoint.completed": MarkShape("m-ok", "m0-6v12", 2, "checkpoint completed"),
+    "checkpoint.failed": MarkShape("m-bad", "m-4-4l8 8m0-8l-8 8", 2, "checkpoint failed"),
 }
 """Every kind of mark that is drawn."""
 
@@ -254,12 +255,12 @@ class Timeline:
                 svg.element("path", title=title, d=shape.d, class_=f"mark {shape.css}", transform=place)
 
     def _plain_marks(self, svg: Svg, x: Scale) -> None:
-        """Draw all marks of a kind as one path: upright strokes, whose colour and lane tell the kind."""
+        """Draw all marks of a kind as one path, which keeps a page of many trials small."""
         for kind in sorted(self.kinds):
             shape = MARK_SHAPES[kind]
             y = MARK_LINE + shape.lane * MARK_LANE
             places = [x(m["t_s"]) for m in self.series["marks"] if m["kind"] == kind]
-            svg.path("".join(f"M{p:.1f} {y - 5:.0f}v10" for p in places), f"mark {shape.css}")
+            svg.path("".join(f"M{p:.1f} {y:.0f}{shape.d}" for p in places), f"mark {shape.css}")
 
 
 def describe(series: Mapping[str, Any]) -> str:

@@ -146,6 +146,11 @@ def test_every_kind_of_mark_looks_different():
     assert len({(shape.css, shape.d) for shape in MARK_SHAPES.values()}) == len(MARK_SHAPES)
 
 
+def test_a_mark_can_be_drawn_at_any_place_of_a_path():
+    """Every command after the place is relative."""
+    assert all(shape.d == shape.d.lower() for shape in MARK_SHAPES.values())
+
+
 def test_a_replay_does_not_flatten_the_dip():
     """Goodput decides the axis; what a replay adds is cut off, and its height is written beside the title."""
     good = [100.0, 100.0, 0.0, 0.0, 100.0, 100.0]

@@ -200,6 +200,36 @@ def test_the_mean_waits_of_a_variant_add_up_to_its_mean_total(documents: Documen
         assert [answer.spread(p)[0] for p in backoff] == [0.0] * len(backoff)
 
 
+def test_a_wait_that_took_equally_long_in_every_trial_has_one_value_instead_of_a_range(documents: Documents):
+    """`1.90 s … 1.90 s` says no more, and breaks into three lines on a phone."""
+    text = page(view_of(documents, variants=2, trials=10)).replace("&nbsp;", " ")
+    ranges = [
+        r.split(" … ") for r in re.findall(r'<td class="num">([\d.]+ m?s(?: … [\d.]+ m?s)?)</td>', text)
+    ]
+    assert {len(r) for r in ranges} == {1, 2}
+    assert all(len(set(r)) == len(r) for r in ranges)
+
+
+def test_a_page_of_many_trials_draws_each_kind_of_mark_in_the_shape_of_its_legend(documents: Documents):
+    """Strokes of three colours could not tell a lost TaskManager from an exited process."""
+    text = page(view_of(documents, variants=1, trials=30))
+    legend = text.partition('<ul class="legend">')[2].partition("</ul>")[0]
+    shapes = re.findall(r'class="mark (\S+)" d="([^"]+)"', legend)
+    assert len(set(shapes)) == len(shapes) > 2
+    for css, shape in shapes:
+        drawn = re.findall(rf'd="([^"]+)" class="mark {css}"|class="mark {css}" d="(M[^"]+)"', text)
+        assert any(shape in "".join(pair) for pair in drawn)
+
+
+def test_the_control_run_is_not_counted_as_a_trial_of_its_variant(documents: Documents):
+    """The comparison above the timelines counts the trials with the fault."""
+    view = view_of(documents, variants=1, trials=30)
+    first = view.trials[0]
+    control = replace(first, trial="control-1", role="control")
+    text = page(replace(view, trials=(control, *view.trials)))
+    assert f"<strong>{first.variant}</strong>: 30 trials and the control run</summary>" in text
+
+
 @pytest.mark.parametrize(("variants", "trials"), [(2, 1), (2, 10)])
 def test_markdown_has_the_totals_of_the_page(documents: Documents, variants: int, trials: int):
     """The same sentence in both, and the total row of each price list."""

@@ -142,7 +142,7 @@ class RunVerdict(Struct, frozen=True):
     @property
     def _sentence(self) -> str:
         if self.verdict is Verdict.PASS:
-            return f"All {len(self.judged)} expectations passed.{self._not_judged}"
+            return f"All {len(self.judged):,} expectations passed.{self._not_judged}"
         worst = [j for j in self.judged if j.verdict is self.verdict]
         if not worst:
             return "There was nothing to judge."
