@@ -1,4 +1,5 @@
-"""Write the CustomResourceDefinitions of manifests/ and of the Helm chart, and the chart's admission policies. `--check` only lists outdated ones and exits with 1."""
+"""Write the CustomResourceDefinitions of manifests/ and of the Helm chart, and the chart's admission policies and RBAC rules. `--check` only lists
+outdated ones and exits with 1."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import yaml
 
+from testbed_runtime.api import rbac
 from testbed_runtime.api.admission import policies
 from testbed_runtime.api.crds import definitions, file_name
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = (ROOT / "manifests" / "crds", ROOT / "helm" / "headgate" / "files" / "crds")
-ADMISSION = ROOT / "helm" / "headgate" / "files" / "admission.yaml"
+CHART = ROOT / "helm" / "headgate" / "files"
+FOLDERS = (ROOT / "manifests" / "crds", CHART / "crds")
 HEAD = "# Written by `make docs` from testbed_runtime/api.\n"
 WIDTH = 140
 """Columns per line of YAML."""
@@ -27,15 +29,16 @@ class Plain(yaml.SafeDumper):
 
 def files() -> dict[Path, str]:
     """Return the text of every file."""
-    texts = {
-        file_name(one): HEAD + yaml.dump(one, Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True)
-        for one in definitions()
-    }
-    admission = yaml.dump(policies(), Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True)
+    texts = {file_name(one): _text(one) for one in definitions()}
     return {
         **{folder / name: text for folder in FOLDERS for name, text in texts.items()},
-        ADMISSION: HEAD + admission,
+        CHART / "admission.yaml": _text(policies()),
+        **{CHART / "rules" / f"{role}.yaml": _text(found) for role, found in rbac.rules().items()},
     }
+
+
+def _text(content: object) -> str:
+    return HEAD + yaml.dump(content, Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.api import naming
+from testbed_runtime.api import naming, rbac
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.environment import NAMESPACES, names
+from testbed_runtime.api.rbac import Right
 from testbed_runtime.api.resources import manifest
 from testbed_runtime.cli.access import INSTALL, Access, connected
 from testbed_runtime.core.errors import HeadgateError
@@ -26,13 +27,11 @@ LIMIT_S = 10.0
 GIVEN_LIMIT_S = 30.0
 """Time limit for all checks of a cluster that the user has named: a busy machine gets more time before it is BAD."""
 NEEDED = (
-    ("create", naming.GROUP, "scenarioruns"),
-    ("get", naming.GROUP, "scenarioruns"),
-    ("create", naming.GROUP, "faults"),
-    ("delete", naming.GROUP, "faults"),
-    ("get", "", "configmaps"),
+    *(Right(verb, naming.GROUP, "scenarioruns") for verb in ("create", "get", "list", "watch", "patch")),
+    *(Right(verb, naming.GROUP, "faults") for verb in ("create", "get", "list", "delete")),
+    Right("get", "", "configmaps"),
 )
-"""The permissions that `--on kubernetes` needs, as (verb, group, resource). A ConfigMap has the report of a run."""
+"""The permissions without which commands with `--on kubernetes` fail. A ConfigMap has the report of a run."""
 
 
 class Finding(Struct, frozen=True):
@@ -132,35 +131,55 @@ async def _operator(api: Api) -> Finding:
 
 
 async def _acting(api: Api, deployment: Mapping[str, Any]) -> Finding:
-    """Check that the operator that serves the namespace has rights there. A cluster-wide operator with `rbac.testbedNamespaces` may only be
-    allowed to watch. A recreated namespace lacks the Roles of an operator that is limited to namespaces."""
+    """Check that the operator that serves the namespace has each right that its role declares. A cluster-wide operator with
+    `rbac.testbedNamespaces` may only be allowed to watch. A recreated namespace lacks the Roles of an operator that is limited to namespaces."""
     found = _full(deployment)
-    acts = await _permitted(_may_act(api, deployment), None)
-    if acts is None:
+    wide = not watched_namespaces(deployment)
+    acts = rbac.rights("operator-acts", *(("operator-cluster",) if wide else ()))
+    account = deployment["spec"]["template"]["spec"].get("serviceAccountName", "default")
+    user = f"system:serviceaccount:{deployment['metadata']['namespace']}:{account}"
+    lacking = await _permitted(_lacking(api, (*rbac.rights("operator"), *acts), user=user), None)
+    if lacking is None:
         unknown = (
             f"reconciles what is applied, if it has rights in {api.namespace}: you are not permitted to ask"
         )
         return Finding("operator", WARNING, found, unknown)
-    if acts:
+    if not lacking:
         return Finding("operator", GOOD, found, "reconciles what is applied")
-    if watched_namespaces(deployment):
-        fix = "its Role or RoleBinding is missing, for example because the namespace was recreated: repeat `helm upgrade`"
-    else:
+    if not set(acts) <= set(lacking):
+        fix = (
+            "its role is older than this version or was changed: repeat `helm upgrade`, or, with rbac.create=false, "
+            "apply helm/headgate/files/rules"
+        )
+        return Finding(
+            "operator", BAD, f"{found} is not allowed in {api.namespace}: {', '.join(map(str, lacking))}", fix
+        )
+    if wide:
         fix = (
             f"add {api.namespace} to rbac.testbedNamespaces of the Helm release, or bind the ClusterRole that ends "
             "in -acts to the operator's account there"
         )
+    else:
+        fix = "its Role or RoleBinding is missing, for example because the namespace was recreated: repeat `helm upgrade`"
     return Finding("operator", BAD, f"{found} has no rights in {api.namespace}", fix)
 
 
-async def _may_act(api: Api, deployment: Mapping[str, Any]) -> bool:
-    """Return whether an operator may create pods in the namespace."""
-    account = deployment["spec"]["template"]["spec"].get("serviceAccountName", "default")
-    user = f"system:serviceaccount:{deployment['metadata']['namespace']}:{account}"
-    attributes = {"namespace": api.namespace, "verb": "create", "group": "", "resource": "pods"}
-    where = {"namespace": api.namespace}
-    spec = {"user": user, "resourceAttributes": attributes}
-    return _is_allowed(await api.create(manifest("LocalSubjectAccessReview", where, spec=spec)))
+async def _lacking(api: Api, rights: Sequence[Right], *, user: str = "") -> list[Right]:
+    """Return the rights that an account, by default the caller's, does not have in the namespace."""
+    kind, where = "SelfSubjectAccessReview", {}
+    if user:
+        kind, where = "LocalSubjectAccessReview", {"namespace": api.namespace}
+
+    async def allowed(right: Right) -> bool:
+        resource, _, subresource = right.resource.partition("/")
+        attributes = {"namespace": api.namespace, "verb": right.verb, "group": right.group}
+        attributes |= {"resource": resource, "subresource": subresource}
+        spec = {"resourceAttributes": attributes} | ({"user": user} if user else {})
+        review = await api.create(manifest(kind, where, spec=spec))
+        return bool((review or {}).get("status", {}).get("allowed"))
+
+    answers = await asyncio.gather(*map(allowed, rights))
+    return [right for right, answer in zip(rights, answers, strict=True) if not answer]
 
 
 def watched_namespaces(deployment: Mapping[str, Any]) -> tuple[str, ...]:
@@ -180,17 +199,10 @@ def _full(deployment: Mapping[str, Any]) -> str:
 
 
 async def _rights(api: Api) -> Finding:
-    refused = []
-    for verb, group, resource in NEEDED:
-        attributes = {"namespace": api.namespace, "verb": verb, "group": group, "resource": resource}
-        review = manifest("SelfSubjectAccessReview", {}, spec={"resourceAttributes": attributes})
-        if not _is_allowed(await api.create(review)):
-            refused.append(f"{verb} {resource}")
-    if refused:
+    """Check each right of the role `headgate-edit`. Only some of them are needed by commands, the others by kubectl."""
+    lacking = await _lacking(api, tuple(dict.fromkeys((*NEEDED, *rbac.rights("edit")))))
+    if lacking:
+        level = BAD if set(NEEDED) & set(lacking) else WARNING
         means = "ask for the roles headgate-edit and view in the namespace"
-        return Finding("rights", BAD, f"not allowed: {', '.join(refused)}", means)
+        return Finding("rights", level, f"not allowed: {', '.join(map(str, lacking))}", means)
     return Finding("rights", GOOD, "enough", f"runs and faults in namespace {api.namespace}")
-
-
-def _is_allowed(review: Mapping[str, Any] | None) -> bool:
-    return bool((review or {}).get("status", {}).get("allowed"))

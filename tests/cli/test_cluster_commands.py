@@ -9,7 +9,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from testbed_runtime.api import naming
+from testbed_runtime.api import naming, rbac
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, cluster_doctor, cluster_report, commands, exits, heal, kubectl
@@ -462,6 +462,27 @@ async def test_doctor_asks_whether_the_operator_may_act_in_the_namespace(
     assert words[1] in found.means
 
 
+async def test_doctor_names_each_right_that_the_operator_lacks_in_the_namespace():
+    """An older Role lacks what a newer operator calls. Every right that the chart's rules declare is checked."""
+    asked = set()
+
+    class OlderRole(WithOperator):
+        async def create(self, review):
+            attributes = review["spec"]["resourceAttributes"]
+            right = attributes["verb"], attributes["resource"], attributes["subresource"]
+            asked.add(right)
+            return {
+                "status": {"allowed": right not in {("create", "pods", "eviction"), ("patch", "secrets", "")}}
+            }
+
+    found = await cluster_doctor._operator(OlderRole("demo"))
+    where = "headgate-system/headgate-operator is not allowed in demo: "
+    assert (found.level, found.found) == (BAD, where + "create pods/eviction, patch secrets")
+    assert "repeat `helm upgrade`" in found.means
+    declared = {(r.verb, *(r.resource.partition("/")[::2])) for r in rbac.rights("operator", "operator-acts")}
+    assert asked == declared
+
+
 async def test_doctor_shows_how_to_look_at_an_operator_that_is_not_ready():
     """Also at one without a pod: its Deployment was scaled to 0."""
     api = WithOperator("")
@@ -555,6 +576,21 @@ async def test_doctor_names_the_rights_that_a_run_needs_and_the_account_lacks():
     found = await cluster_doctor._rights(Edit(""))
     assert (found.level, found.found) == (BAD, "not allowed: get configmaps")
     assert "headgate-edit and view" in found.means
+
+
+@pytest.mark.parametrize(
+    ("refused", "level"), [("watch scenarioruns", BAD), ("deletecollection faults", WARNING)]
+)
+async def test_doctor_names_a_right_that_only_kubectl_needs_as_a_note(refused: str, level: str):
+    """`headgate run` watches its run. Only `kubectl delete --all` deletes a collection."""
+
+    class Own(WithOperator):
+        async def create(self, review):
+            asked = review["spec"]["resourceAttributes"]
+            return {"status": {"allowed": f"{asked['verb']} {asked['resource']}" != refused}}
+
+    found = await cluster_doctor._rights(Own(""))
+    assert (found.level, found.found) == (level, f"not allowed: {refused}")
 
 
 def test_a_server_that_is_not_reached_is_named_once():
