@@ -33,12 +33,18 @@ def files() -> dict[Path, str]:
     return {
         **{folder / name: text for folder in FOLDERS for name, text in texts.items()},
         CHART / "admission.yaml": _text(policies()),
-        **{CHART / "rules" / f"{role}.yaml": _text(found) for role, found in rbac.rules().items()},
+        **{
+            CHART / "rules" / f"{role}.yaml": _text(found, lists_in_line=True)
+            for role, found in rbac.rules().items()
+        },
     }
 
 
-def _text(content: object) -> str:
-    return HEAD + yaml.dump(content, Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True)
+def _text(content: object, *, lists_in_line: bool = False) -> str:
+    flow = None if lists_in_line else False
+    return HEAD + yaml.dump(
+        content, Dumper=Plain, sort_keys=False, width=WIDTH, allow_unicode=True, default_flow_style=flow
+    )
 
 
 def main(arguments: list[str]) -> int:
