@@ -22,7 +22,7 @@ from testbed_runtime.core.job.messages import (
     SubmitJob,
 )
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import NoAnswer, Rpc
+from testbed_runtime.ports.rpc import ASK_FAILURES, NoAnswer, Rpc
 
 ASK_S = 2.0
 SUBMIT_LIMIT_S = 10.0
@@ -67,11 +67,14 @@ class JobClient:
         """Stop with a final checkpoint. Return whether the job was FINISHED within the limit, asked every `poll_s`. Raises
         StopRefused as soon as the JobMaster refuses it."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_s
-        with contextlib.suppress(NoAnswer):
-            await self._ask(StopWithDrain(JOB))
+        end, asked = loop.time() + timeout_s, False
         while loop.time() < end:
-            with contextlib.suppress(NoAnswer):
+            with contextlib.suppress(
+                *ASK_FAILURES
+            ):  # a JobManager that restarts does not know the job at first
+                if not asked:
+                    await self._ask(StopWithDrain(JOB))
+                    asked = True
                 status = await self.status()
                 if status.state in TERMINAL_JOB_STATES:
                     return status.state == "FINISHED"

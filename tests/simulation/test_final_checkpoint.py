@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from testbed_runtime.core.ids import JOB
+from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
     JobGraph,
@@ -101,3 +101,24 @@ def test_what_follows_the_barrier_of_a_stop_is_committed_in_a_job_without_checkp
     world = run_virtual(run())
     assert [row["checkpoint"] for row in world.checkpoints("completed")] == [1]
     assert sum(row["weight"] for row in world.rows("delivery")) == 30
+
+
+def test_a_stop_that_no_jobmanager_answers_is_asked_for_again():
+    """A JobManager that was killed returns after the drain has begun."""
+    vertices = (
+        JobVertex("source", 1, 128, "a", source=SourceConfig(records_per_second=100)),
+        JobVertex("sink", 1, 128, "b", sink=SinkConfig()),
+    )
+
+    async def run() -> SmallWorld:
+        async with small_world(taskmanagers=2, slots=1) as world:
+            await world.submit(JobGraph(JOB, vertices, (JobEdge("source", "sink", "hash"),)))
+            await asyncio.sleep(1)
+            world.processes.kill(JOBMANAGER)
+            drain = asyncio.create_task(world.drain())
+            await asyncio.sleep(1)
+            await world.processes.start(JOBMANAGER)
+            await drain
+        return world
+
+    run_virtual(run()).assert_exact()
