@@ -304,13 +304,6 @@ BAD = {
         lambda s: s["testbed"]["job"]["vertices"][2].update(parallelism=1),
         "spec.testbed.job.edges[1].partitioning: forward needs equal parallelism, count has 2 and sink 1",
     ),
-    "window without keys": (
-        lambda s: (
-            s["testbed"]["job"]["vertices"][1].update(operator="window"),
-            s["testbed"]["job"]["edges"][0].update(partitioning="rebalance"),
-        ),
-        "spec.testbed.job.edges[0].partitioning: rebalance does not divide records by key, as the window 'count' with parallelism 2 needs (write hash, or parallelism: 1 for the window)",
-    ),
     "vertex twice": (
         lambda s: s["testbed"]["job"]["vertices"][2].update(name="count"),
         "spec.testbed.job.vertices[2].name: 'count' is a duplicate",

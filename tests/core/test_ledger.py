@@ -56,7 +56,7 @@ def test_a_number_that_arrives_again_is_in_another_bitmap():
 
 
 def test_the_bitmaps_of_a_chunk_are_limited(monkeypatch: pytest.MonkeyPatch):
-    """What is in none of them is a duplicate."""
+    """A number that is in none of them is a duplicate."""
     monkeypatch.setattr(core_ledger, "MAX_BITMAPS", 2)
     ledger = Ledger()
     ledger.add("source-0", numbers(7, 7, 7, 7))

@@ -486,31 +486,6 @@ async def test_a_failover_ends_no_wait_for_inputs_of_another_region():
 
 
 @virtually
-async def test_vertices_that_wait_for_the_same_result_share_the_wait():
-    """Two equal rows would count as a damaged history."""
-    full = {"result": BLOCKING, "deployment": FULL_RESULT}
-    names = ("one", "two", "left", "right")
-    edges = (JobEdge(source, name, **full) for name in names[2:] for source in names[:2])
-    job = JobGraph("job", tuple(JobVertex(name, 1, 128, name) for name in names), tuple(edges))
-    async with Cluster(4) as cluster:
-        await cluster.submit(job)
-        graph = cluster.manager.dispatcher.jobmaster.graph
-
-        def states():
-            return [graph.execution((name, 0)).state.value for name in names]
-
-        await cluster.until(lambda: states()[:2] == ["RUNNING", "RUNNING"])
-        await asyncio.sleep(1)
-        await cluster.running_on("one-0").report(cluster.attempt_of("one-0"), "FINISHED")
-        await asyncio.sleep(1)
-        await cluster.running_on("two-0").report(cluster.attempt_of("two-0"), "FINISHED")
-        await cluster.until(lambda: states()[2:] == ["RUNNING"] * 2)
-    rows = [row for row in cluster.rows.table("waits") if row["kind"] == "input"]
-    found = [(row["what"], row["outcome"]) for row in rows]
-    assert found == [("full result of `one` and the full result of `two`", "completed")]
-
-
-@virtually
 async def test_a_wait_for_inputs_begins_when_a_producer_in_its_restart_delay_is_deployed_too():
     """One producer gets the slot that it waited for while the other one waits for its restart."""
     full = {"result": BLOCKING, "deployment": FULL_RESULT}
