@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -164,6 +165,8 @@ class Timeline:
         found: list[tuple[str, str]] = []
         if panel.log and self.details:
             found += self._heat(low, high)
+        if panel.log and not found:
+            panel = replace(panel, more="")  # no heat map
         x, y = Scale(0.0, self.end, 0.0, 1.0), _unit(low, high, log=panel.log)
         for index, (name, css) in enumerate(present):
             filled = panel.filled and index == 0

@@ -213,6 +213,7 @@ def test_a_wait_that_took_equally_long_in_every_trial_has_one_value_instead_of_a
 def test_a_page_of_many_trials_draws_each_kind_of_mark_in_the_shape_of_its_legend(documents: Documents):
     """Strokes of three colours could not tell a lost TaskManager from an exited process."""
     text = page(view_of(documents, variants=1, trials=30))
+    assert "shaded by the number of records" not in text, "a heat map is drawn for few trials only"
     legend = text.partition('<ul class="legend">')[2].partition("</ul>")[0]
     shapes = re.findall(r'class="mark (\S+)" d="([^"]+)"', legend)
     assert len(set(shapes)) == len(shapes) > 2
