@@ -69,9 +69,8 @@ class JobClient:
         loop = asyncio.get_running_loop()
         end, asked = loop.time() + timeout_s, False
         while loop.time() < end:
-            with contextlib.suppress(
-                *ASK_FAILURES
-            ):  # a JobManager that restarts does not know the job at first
+            # a JobManager that restarts does not know the job at first
+            with contextlib.suppress(*ASK_FAILURES):
                 if not asked:
                     await self._ask(StopWithDrain(JOB))
                     asked = True
