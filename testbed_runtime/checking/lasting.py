@@ -145,7 +145,26 @@ def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Roun
         if first < last:
             found[first : last + 1] = _shared(found[first : last + 1], needless[first + 1 : last + 1])
         last = min(first, last - 1)
+    for number in range(1, len(found)):
+        if needless[number] and found[number].segments:
+            _add_rest(found, number)
     return tuple(found)
+
+
+def _add_rest(rounds: list[Round], needless: int) -> None:
+    """Add the rest of the delay of a needless restart to the slack of a wait that ended in this delay: with a shorter wait, there is no such
+    restart."""
+    delay, number = rounds[needless].segments[0], needless - 1
+    left = max(0, delay.slack_ns)
+    while left > 0 and rounds[number].segments and rounds[number].segments[-1].text == delay.next:
+        *before, own = rounds[number].segments
+        if own.slack_ns >= 0:
+            added = max(0, min(left, own.end_ns - own.start_ns - own.slack_ns))
+            own, left = replace(own, slack_ns=own.slack_ns + added), left - added
+        rounds[number] = replace(rounds[number], segments=(*before, own))
+        if before or number == 0:
+            break
+        number -= 1
 
 
 def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
