@@ -376,6 +376,31 @@ def test_rounds_without_a_common_wait_stay_as_they_are():
     assert share_slack((), ()) == ()
 
 
+@pytest.mark.parametrize(
+    ("slacks", "following", "needless", "expected"),
+    [
+        ((-1, 3), "o = 1", True, [0, 5]),
+        ((-1, 4.5), "o = 1", True, [1.5, 5]),
+        ((-1, 3), "o = 1", False, [0, 3]),
+        ((-1, 3), "p = 2", True, [0, 3]),
+        ((-1, -1), "o = 1", True, [-1, -1]),
+    ],
+)
+def test_the_rest_of_a_delay_in_which_a_wait_ended_is_saved_with_it(
+    slacks: tuple[float, ...], following: str, needless: bool, expected: list[float]
+):
+    """The wait lasts 2 and 5 s of two rounds, and ends in the delay of the third, 2 s before that ends."""
+    first, second = (
+        part(a, b, slack_ns=-1 if s < 0 else round(s * NS), next="" if s < 0 else "q")
+        for (a, b), s in zip(((0, 2), (2, 7)), slacks, strict=True)
+    )
+    delay = part(7, 10, "restart-delay", text="d", slack_ns=2 * NS, next=following)
+    rounds = [round_of(part(-1, 0, "slot", text="s"), first), round_of(second), round_of(delay)]
+    found = share_slack(rounds, (False, False, needless))
+    slack = [one.segments[-1].slack_ns / NS for one in found[:2]]
+    assert slack == [one if one >= 0 else -1 / NS for one in expected]
+
+
 def round_of(*segments: Segment) -> Round:
     return Round(number=1, start_ns=segments[0].start_ns, end_ns=segments[-1].end_ns, segments=segments)
 
