@@ -334,8 +334,14 @@ class Scheduler:
     # ---- deploy
 
     def _try_deploy(self) -> None:
+        """Deploy what has its slots, unless a producer of it still waits for one."""
+        waiting: set[str] = set()
         for bulk in list(self._bulks):
-            if self.pool.has(map(self._graph.key, bulk.tasks)):
+            vertices = {vertex for vertex, _ in bulk.tasks}
+            producers = {edge.source for vertex in vertices for edge in self._graph.graph.inputs(vertex)}
+            if not self.pool.has(map(self._graph.key, bulk.tasks)) or not waiting.isdisjoint(producers):
+                waiting |= vertices
+            else:
                 bulk.end(Outcome.COMPLETED)
                 self._bulks.remove(bulk)
                 self._deploy(bulk)

@@ -270,3 +270,29 @@ def test_the_end_of_a_result_without_records_deploys_its_consumer(tmp_path: Path
             return states_of(world)
 
     assert set(run_virtual(main()).values()) == {"FINISHED"}
+
+
+def test_a_consumer_waits_while_a_producer_of_it_has_no_slot():
+    """Its own slot is there already, and so is the first record of its other producer."""
+    vertices = (
+        JobVertex("one", 1, 128, "a", source=SourceConfig(records_per_second=100)),
+        JobVertex("two", 1, 128, "a", source=SourceConfig(records_per_second=1)),
+        JobVertex("middle", 1, 128, "b", operator=OperatorConfig("map")),
+        JobVertex("sink", 1, 128, "a", sink=SinkConfig()),
+    )
+    edges = (
+        JobEdge("one", "middle", "hash", deployment=FIRST_RECORD),
+        JobEdge("middle", "sink", "hash"),
+        JobEdge("two", "sink", "hash", deployment=FIRST_RECORD),
+    )
+
+    async def run() -> SmallWorld:
+        async with small_world(taskmanagers=1, slots=1) as world:
+            await world.submit(JobGraph(JOB, vertices, edges))
+            await asyncio.sleep(2)
+            await world.processes.start("tm-1")
+            await asyncio.sleep(2)
+            await world.drain()
+        return world
+
+    run_virtual(run()).assert_exact()
