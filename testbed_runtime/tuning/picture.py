@@ -124,15 +124,17 @@ def _point(x: float, y: float, line: Line) -> str:
 
 
 def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
-    """Name the best row and the references, each above its point, or further up or down where a label or a point is."""
+    """Name the best row and the references, and the front of a study with one option by its values. A label is above its point, or
+    further up or down where a label or a point is."""
     taken: list[tuple[float, float, float]] = []
     for x, y, line in points:
-        if _kind(line) not in ("best", "reference"):
+        kind, values = _kind(line), list(line.row.options.values())
+        if not kind or (kind == "front" and len(values) > 1):
             continue
-        text = line.row.text
+        text = values[0] if kind == "front" else line.row.text
         if len(text) > LONGEST_LABEL:
             name = "best" if line.best else REFERENCES[line.row.reference]
-            text = ": ".join(filter(None, (name, ", ".join(line.row.options.values()))))
+            text = ": ".join(filter(None, (name, ", ".join(values))))
         ends_here, width = x > WIDTH / 2, CHARACTER * len(text)
         low, high = (x - 9 - width, x - 9) if ends_here else (x + 9, x + 9 + width)
         steps = (-9 - LINE_HEIGHT * n for n in range(len(points)))
@@ -148,7 +150,7 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
         )
         taken.append((low, high, at))
         anchor, start = ("end", high) if ends_here else ("start", low)
-        yield _text(text, start, at, anchor, COLOURS[_kind(line)])
+        yield _text(text, start, at, anchor, COLOURS[kind])
 
 
 def _covers(low: float, high: float, at: float, x: float, y: float) -> bool:

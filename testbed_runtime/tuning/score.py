@@ -28,7 +28,7 @@ MATTERS = comparison.MATTERS
 """Values that differ by less than this share are equal when the best row is chosen."""
 
 NO_ROW = "No row passes: nothing is recommended."
-HOW_TO_KEEP = {DEFAULT: " (leave the options of the study unset)", CURRENT: " (nothing has to be changed)"}
+HOW_TO_KEEP = {DEFAULT: "; leave the options of the study unset", CURRENT: "; nothing has to be changed"}
 """A hint for the user if a reference is the best."""
 
 RULED_OUT = 0.5

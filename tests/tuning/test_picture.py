@@ -247,6 +247,17 @@ def test_the_label_of_a_long_row_has_its_values_only(length: int, whole: bool):
     assert (f"{key}=1" in texts(svg), "best: 1" in texts(svg)) == (whole, not whole)
 
 
+@pytest.mark.parametrize("options", [1, 2], ids=["one-option", "two-options"])
+def test_the_front_of_a_study_with_one_option_is_labelled_with_its_values(options: int):
+    """Without them, a reader cannot tell which point is which value. The labels of several options would not fit."""
+    more = {"other": "x"} if options == 2 else {}
+    front = [line(n, 10 * n, 4 - n, front=True, options={"key": f"{n} s", **more}) for n in (1, 2, 3)]
+    svg = drawn(*front, line(4, 40, 5, options={"key": "4 s", **more}))
+    assert {f"{n} s" for n in range(1, 5)} & set(texts(svg)) == (
+        {"1 s", "2 s", "3 s"} if options == 1 else set()
+    )
+
+
 def test_only_the_best_row_is_labelled_as_the_best():
     """A row of the grid that has Flink's defaults is named by them if its text is too long."""
     default = line(1, 20, 3, options={"k" * 60: "10000"})

@@ -294,7 +294,7 @@ def test_a_reference_that_is_better_than_every_row_within_the_limits_is_the_best
     )
     assert [line.best for line in found] == [False, False, False, True]
     answer = score.conclusion(study, found)
-    assert answer[0] == "best: the scenarios as they are (nothing has to be changed)"
+    assert answer[0] == "best: the scenarios as they are; nothing has to be changed"
     ranked = [line.row.text for line in score.ranked(study, found)]
     assert ranked == ["the scenarios as they are", "heartbeat.interval=5 s", "Flink's defaults"], (
         "confirmed in this order"

@@ -254,7 +254,7 @@ async def test_nothing_is_applied_when_the_scenarios_are_best_as_they_are() -> N
         "TableComplete",
         "the scenarios as they are",
     )
-    assert found["message"].endswith("(nothing has to be changed), so nothing was applied")
+    assert found["message"].endswith("; nothing has to be changed, so nothing was applied")
     assert "applied" not in found
 
 

@@ -380,7 +380,7 @@ def test_the_answer_compares_the_best_row_with_each_reference():
     assert score.conclusion(study(), partly)[1:] == []
     chosen = [line(0, 9.0, 9.0), line(3, 4.0, 1.0, reference="Default", best=True)]
     assert score.conclusion(study(), chosen)[:1] == [
-        "best: Flink's defaults (leave the options of the study unset)"
+        "best: Flink's defaults; leave the options of the study unset"
     ]
 
 
