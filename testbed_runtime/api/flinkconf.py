@@ -177,7 +177,7 @@ def read_all(text: str, name: str) -> list[FlinkConf]:
         return [_plain(options, refused=dict(_refused(nodes[0])))]
     raise UserError(
         name,
-        "is no Flink configuration",
+        "is not a Flink configuration",
         f"name a {FILES[1]}, a {FILES[0]}, a {DEPLOYMENT}, or a ConfigMap with one of these files",
     )
 

@@ -276,7 +276,7 @@ def _avoided(early: Sequence[Segment]) -> str:
     limit, later = quantities.seconds(budget_s), quantities.seconds(enough_s - budget_s)
     value = f" (set it to {longest.enough_value} or more)" if longest.enough_value else ""
     avoided = f"a limit above {enough_s:g} s, instead of {limit}, would have avoided {failovers}{value}"
-    return f"{avoided}, but notices a real loss {later} later"
+    return f"{avoided}, but would notice a real loss {later} later"
 
 
 def _rounded_up(seconds: float) -> float:

@@ -128,7 +128,9 @@ def test_a_file_without_flinks_options_is_refused(headgate, tmp_path):
     path.write_text("kind: Scenario\n")
     said = headgate("memory", "--flink-conf", path)
     assert said.returncode == 2
-    assert f"{path}: is no Flink configuration (name a flink-conf.yaml, a config.yaml, a Flink" in said.stderr
+    assert (
+        f"{path}: is not a Flink configuration (name a flink-conf.yaml, a config.yaml, a Flink" in said.stderr
+    )
 
 
 def test_a_size_that_flink_cannot_read_is_an_error_with_its_line(headgate, tmp_path):

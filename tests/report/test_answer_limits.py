@@ -227,15 +227,15 @@ def expired(kind: str, seconds: float, enough_s: float, slack_s: float = -1e-9) 
     [
         (
             [expired("partition", 5.15, 15.0)],
-            "15 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 9.85 s later",
+            "15 s, instead of 5.15 s, would have avoided this failover, but would notice a real loss 9.85 s later",
         ),
         (
             [expired("partition", 5.15, 15.01)],
-            "15.1 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 9.95 s later",
+            "15.1 s, instead of 5.15 s, would have avoided this failover, but would notice a real loss 9.95 s later",
         ),
         (
             [expired("partition", 5.15, 648.0)],
-            "648 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 643 s later",
+            "648 s, instead of 5.15 s, would have avoided this failover, but would notice a real loss 643 s later",
         ),
         (
             [
@@ -243,7 +243,7 @@ def expired(kind: str, seconds: float, enough_s: float, slack_s: float = -1e-9) 
                 expired("partition", 5.15, 9.0),
                 expired("partition", 5.15, 0),
             ],
-            "9 s, instead of 5.15 s, would have avoided these 2 failovers, but notices a real loss 3.85 s later",
+            "9 s, instead of 5.15 s, would have avoided these 2 failovers, but would notice a real loss 3.85 s later",
         ),
         ([expired("partition", 5.15, 0)], ""),
     ],
@@ -262,7 +262,7 @@ def test_a_limit_that_is_not_the_value_of_its_option_names_a_value():
     (found,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),)))
     assert found.endswith(
         "a limit above 8.2 s, instead of 5.15 s, would have avoided this failover (set it to 4100 ms or more), "
-        "but notices a real loss 3.05 s later"
+        "but would notice a real loss 3.05 s later"
     )
 
 
@@ -271,7 +271,7 @@ def test_a_pause_says_which_limit_expired_in_it():
     (known,) = killed("main-1").recoveries
     pause = replace(expired("jobmanager", 8, 8.5), option="", value="", expired="heartbeat.timeout = 5 s")
     found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(pause,)),))))
-    assert found == ["heartbeat.timeout = 5 s: a limit above 8.5 s, instead of 5.15 s, would have avoided this failover, but notices a real loss 3.35 s later"]  # fmt: skip
+    assert found == ["heartbeat.timeout = 5 s: a limit above 8.5 s, instead of 5.15 s, would have avoided this failover, but would notice a real loss 3.35 s later"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "lines_of"), [("partition", 0), ("heartbeat", 1), ("cancellation", 1)])

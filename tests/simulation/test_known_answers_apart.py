@@ -175,7 +175,7 @@ def test_requests_that_expire_at_once_are_blamed_on_what_was_late(tmp_path: Path
     assert found.faults == ("kill", "late")
     lines = {line.partition(" = ")[0]: line.partition(": ")[2] for line in savings(found)}
     assert re.fullmatch(
-        r"a limit above 3.1 s, instead of 1.00 ms, would have avoided these 19\d* failovers \(set it to 1100 ms or more\), but notices a real loss 3.10 s later",
+        r"a limit above 3.1 s, instead of 1.00 ms, would have avoided these 19\d* failovers \(set it to 1100 ms or more\), but would notice a real loss 3.10 s later",
         lines[f"{backoff}.max"],
     )
     assert lines[DELAY].startswith("a lower value saves at most 9")
