@@ -49,7 +49,7 @@ def rendering(*, quiet: bool) -> Iterator[p.Progress]:
 
 
 class Plain:
-    """Prints one line per event on stderr, and the numbers every few seconds of `clock`."""
+    """A log on stderr: one line per event, and the numbers every few seconds of `clock`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -67,7 +67,7 @@ class Plain:
 
 
 class Live:
-    """Prints events; below them it shows the trial, its phase with the remaining time, and the numbers."""
+    """A live display: the events, and below them the trial, its phase with the remaining time, and the numbers."""
 
     def __init__(self) -> None:
         from rich.console import Console

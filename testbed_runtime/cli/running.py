@@ -44,7 +44,7 @@ STOPPED = "the run in the cluster was asked to heal and to stop; it stays there,
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
-    """How scenarios are run, by any command that runs them."""
+    """The settings with which a command runs scenarios."""
 
     out: Path
     environment: Environment = Environment.LOCAL

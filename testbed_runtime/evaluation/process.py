@@ -46,7 +46,7 @@ def log_to_stderr(line: str) -> None:
 
 
 class SparkWorker:
-    """Runs `evaluation.worker`: at most one child, and one evaluation at a time (the caller's duty).
+    """The owner of the process `evaluation.worker`: at most one child. The caller starts one evaluation at a time.
 
     The child starts with the first `start` or `evaluate`, and ends with `close` or with this process. All calls must come from
     one event loop, which need not run between them.
@@ -70,7 +70,7 @@ class SparkWorker:
 
     @property
     def is_up(self) -> bool:
-        """True while the child runs. Its Spark may still be starting."""
+        """Whether the child is running. Its Spark may still be starting."""
         return self._child is not None and self._child.returncode is None
 
     async def start(self) -> None:

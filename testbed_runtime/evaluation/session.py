@@ -139,7 +139,7 @@ def _few_files() -> str:
 def spark_session(
     scratch: Path, *, master: str = "", more: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Give a Spark for the duration of a block: `local[*]`, or another `master` with `more` settings. Raises HeadgateError when
+    """Yield a Spark session for the duration of a block: `local[*]`, or another `master` with `more` settings. Raises HeadgateError when
     Java or PySpark is missing, or Spark does not start."""
     java_home = find_java(os.environ).home
     try:
@@ -194,7 +194,7 @@ def _prefix(pid: int) -> str:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give a temporary folder for the files that Spark writes."""
+    """Yield a temporary folder for the files that Spark writes."""
     folder = Path(tempfile.mkdtemp(prefix=_prefix(os.getpid())))
     try:
         yield folder

@@ -90,7 +90,7 @@ def _trends(spark: Callable[[], SparkSession], catalogue: Path) -> Iterator[dict
 
 @contextmanager
 def lazily(start: Callable[[], AbstractContextManager[SparkSession]]) -> Iterator[Callable[[], SparkSession]]:
-    """Give a function that starts Spark at its first call. Spark stops with the block."""
+    """Yield a function that starts Spark at its first call. Spark stops with the block."""
     with ExitStack() as stack:
 
         @cache

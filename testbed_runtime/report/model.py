@@ -87,9 +87,9 @@ class RunView(Struct, frozen=True):
     environment: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     controls: Mapping[str, str]
-    """Maps a variant to the control trial that it is compared with."""
+    """The control trial that each variant is compared with."""
     comparison: Mapping[str, Any] = field(default_factory=dict)
-    """As in comparison.json; empty without it."""
+    """The content of comparison.json; empty without it."""
 
     @property
     def fault_trials(self) -> tuple[TrialView, ...]:

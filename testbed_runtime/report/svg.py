@@ -51,7 +51,7 @@ def log_ticks(low: float, high: float, target: int) -> list[float]:
 
 
 class Scale(Struct, frozen=True):
-    """Maps [low, high] to [start, end] in pixels. `log` needs values above zero."""
+    """An axis: the values from `low` to `high` on the pixels from `start` to `end`. `log` needs values above zero."""
 
     low: float
     high: float

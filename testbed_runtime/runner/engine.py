@@ -71,10 +71,10 @@ REPORT_FILES = (PAGE_FILE, SUMMARY_FILE, JUNIT_FILE, COMPARISON_FILE)
 class RunResult(Struct, frozen=True):
     folder: Path
     verdict: dict[str, Any]
-    """As in verdict.json; `verdict` is Pass, Fail, Inconclusive or Error."""
+    """The content of verdict.json; `verdict` is Pass, Fail, Inconclusive or Error."""
     report: Path
     evaluation_failure: str = ""
-    """Why there are no rows, with the end of Spark's log; empty: the evaluation was done."""
+    """Why there are no rows, with the end of Spark's log. Empty if the evaluation succeeded."""
 
 
 class RunRequest(Struct, frozen=True):
@@ -138,7 +138,7 @@ class Runner:
         self.folder = folder or RunFolder(request.folder)
 
     async def run(self) -> RunResult:
-        """Raises UserError before anything starts when the scenario cannot be run here."""
+        """Run and judge all trials. Raises UserError before anything starts when the scenario cannot be run here."""
         plan = self.request.plan
         if self.request.info.environment == SIMULATION:
             check_sources(plan)

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=_Openable)
 
 
 class OwnedTestbedHost(ABC, Generic[T]):
-    """Opens the testbeds that `make` returns, and closes them. They write their files to `run_folder`."""
+    """A host that opens and closes the testbeds that `make` returns. They write their files to `run_folder`."""
 
     __test__ = False
     create_limit_s = CREATE_LIMIT_S

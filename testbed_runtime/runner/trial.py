@@ -99,7 +99,7 @@ class Rate:
 
 
 class TrialRun:
-    """Owns the two tasks of a trial. Call `run` once, and `heal_all` after it, also if it was cancelled."""
+    """The two tasks of a trial. Call `run` once, and `heal_all` after it, also if it was cancelled."""
 
     def __init__(self, plan: TrialPlan, testbed: Testbed, progress: Progress) -> None:
         self.plan = plan
@@ -142,7 +142,8 @@ class TrialRun:
         return self.outcome
 
     async def _measure_residue(self) -> None:
-        """Raises HeadgateError if it cannot be measured, unless the trial is void: a lost node's agents do not answer."""
+        """Measure what the faults left behind. Raises HeadgateError if that is impossible, unless the trial is void: a lost node's
+        agents do not answer."""
         try:
             self.outcome.residue = dict(await self._call("residue", self.testbed.residue()))
         except HeadgateError as error:

@@ -119,7 +119,7 @@ class Line(Struct, frozen=True):
     objectives: tuple[Value, ...]
     runs: tuple[str, ...]
     whole: bool
-    """True when every scenario of the row has run."""
+    """Whether every scenario of the row has run."""
     best: bool = False
     reason: str = ""
     """Which fault broke which expectation in which scenario; empty if all runs pass."""
