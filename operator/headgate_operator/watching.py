@@ -75,12 +75,22 @@ async def watch(handlers: Any, settings: Settings) -> None:
     try:
         ended, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        # the watches first: the end of the roots closes the connections
-        await _stop([task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)])
-        await _stop(roots)
-        own.execution.executor.shutdown(wait=False)  # kopf does not stop its threads
+        stopping = asyncio.create_task(_stop_all(roots))
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:  # the Lease is lost, too: kopf's tasks must end all the same
+            await asyncio.wait({stopping})
+            raise
+        finally:
+            own.execution.executor.shutdown(wait=False)  # kopf does not stop its threads
     for task in ended:
         task.result()
+
+
+async def _stop_all(roots: Collection[asyncio.Task[Any]]) -> None:
+    """Stop the watches first, because the end of the roots closes the connections."""
+    await _stop([task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)])
+    await _stop(roots)
 
 
 async def _stop(tasks: Collection[asyncio.Task[Any]]) -> None:

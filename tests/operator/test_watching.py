@@ -107,6 +107,14 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Server
     async def login(**_: object) -> kopf.ConnectionInfo:
         return there
 
+    defaults = watching.kopf_settings
+
+    def impatient() -> Any:
+        found = defaults()
+        found.networking.error_backoffs = (0.05, 0.05)
+        return found
+
+    monkeypatch.setattr(watching, "kopf_settings", impatient)
     monkeypatch.setattr(kopf, "login_via_client", login)
     handlers = watching.registry((*CUSTOM_RESOURCES, "Pod", "ConfigMap"), lambda *_: None)
     watch = asyncio.create_task(watching.watch(handlers, Settings(namespaces=("here", "gone"))))
@@ -124,15 +132,8 @@ def test_a_watch_that_is_refused_ends_all_watches_although_others_find_no_server
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """kopf itself would wait for these forever, so the operator would see no object any more, and SIGTERM would not end it."""
-    defaults = watching.kopf_settings
-
-    def impatient() -> Any:
-        found = defaults()
-        found.networking.error_backoffs = (0.05, 0.05)
-        return found
 
     async def main() -> None:
-        monkeypatch.setattr(watching, "kopf_settings", impatient)
         async with watched(monkeypatch) as (server, watch):
             server.fails.set()
             with pytest.raises(Exception, match="no rights"):
@@ -152,7 +153,34 @@ def test_watches_that_deliver_objects_end_before_any_limit_and_leave_no_task(
             watch.cancel()
             await asyncio.wait({watch}, timeout=LIMIT_S / 2)
             assert watch.done()
-            assert not [t for t in asyncio.all_tasks() if "kopf" in str(getattr(t.get_coro(), "cr_code", ""))]
+            assert not tasks_of_kopf()
 
     asyncio.run(main())
     assert watching.kopf_settings().process.ultimate_exiting_timeout is None
+
+
+def tasks_of_kopf() -> list[asyncio.Task[Any]]:
+    return [t for t in asyncio.all_tasks() if "kopf" in str(getattr(t.get_coro(), "cr_code", ""))]
+
+
+def test_watches_that_fail_leave_no_task_when_the_lease_is_lost_while_they_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both happen when the API server is gone. A task that stayed would be destroyed while it is pending, with errors in the log."""
+    stop = watching._stop
+    begun = asyncio.Event()
+
+    async def noted(tasks: Any) -> None:
+        begun.set()
+        await stop(tasks)
+
+    async def main() -> None:
+        async with watched(monkeypatch) as (server, watch):
+            monkeypatch.setattr(watching, "_stop", noted)
+            server.fails.set()
+            await asyncio.wait_for(begun.wait(), LIMIT_S / 2)
+            watch.cancel()
+            await asyncio.wait({watch}, timeout=LIMIT_S / 2)
+            assert not tasks_of_kopf()
+
+    asyncio.run(main())
