@@ -40,6 +40,8 @@ WATCH_SERVER_LIMIT_S = 60
 """The API server closes a watch after this time, so it notices clients that are gone."""
 WATCH_GRACE_S = 10.0
 """Silence beyond the server's limit after which a watch connection counts as broken."""
+STARTING_S = 60.0
+"""How long after an outage a refusal may be temporary: a server that has just started knows no roles yet and forbids every request."""
 LIST_PAGE = 500
 """Objects per page of a list."""
 EVENT_NAME_SPACE = 200
@@ -184,6 +186,7 @@ class Api:
         self._component = component
         self._patience_s = patience_s
         self._on_answer = on_answer
+        self._unreachable_at = -STARTING_S
 
     # ---- reading
 
@@ -258,7 +261,7 @@ class Api:
             except ApiError as error:
                 if error.status == GONE:
                     version = ""
-                elif not error.unreachable:
+                elif not self._may_pass(error):
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
@@ -398,7 +401,7 @@ class Api:
                 answer = await self._once(request)
             except ApiError as error:
                 self._on_answer(request.call, error.status)
-                may_help = error.status == 429 or (error.unreachable and request.safe)
+                may_help = self._may_pass(error) and (request.safe or error.status in {403, 429})
                 if not may_help or loop.time() + pause > until:
                     raise
             else:
@@ -406,6 +409,13 @@ class Api:
                 return answer
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    def _may_pass(self, error: ApiError) -> bool:
+        """Return whether the same request may succeed later."""
+        now = asyncio.get_running_loop().time()
+        if error.unreachable:
+            self._unreachable_at = now
+        return error.unreachable or (error.forbidden and now - self._unreachable_at < STARTING_S)
 
     async def _once(self, request: _Request) -> dict[str, Any]:
         limit = aiohttp.ClientTimeout(total=CALL_LIMIT_S, sock_connect=CONNECT_LIMIT_S)

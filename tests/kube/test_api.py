@@ -295,6 +295,29 @@ async def test_a_watch_that_is_forbidden_is_an_error(server: Server) -> None:
             [event async for event in api.watch("Pod", "demo")]
 
 
+async def test_a_server_that_has_just_started_may_forbid_what_it_allows_later(server: Server) -> None:
+    """It listens before it has read its roles. A run must not end because of that, neither by its watch nor by its requests."""
+
+    async def killed(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    forbidden = answer(refusal(403, "Forbidden"), status=403)
+    listed = answer({"metadata": {"resourceVersion": "1"}})
+    server.answers = [listed, killed, forbidden, lines({"type": "ADDED", "object": pod("a", "2")})]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        assert [event.type async for event in _first(api.watch("Pod", "demo"), 2)] == ["SYNCED", "ADDED"]
+        server.answers = [forbidden, answer(pod("b", "3"), status=201)]
+        assert await api.create({"apiVersion": "v1", "kind": "Pod", **pod("b", "3")}) == pod("b", "3")
+        server.answers = [forbidden]
+        api._patience_s = 0.5
+        with pytest.raises(ApiError, match="Forbidden"):
+            await api.get("Pod", "demo", "a")
+
+
 async def test_a_server_that_is_not_there_is_an_error_with_its_address(server: Server) -> None:
     """The address in the error shows which server was tried."""
     async with connect(kubeconfig=server.kubeconfig(), patience_s=0.5) as api:
