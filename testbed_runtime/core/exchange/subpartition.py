@@ -418,7 +418,6 @@ class PipelinedSubpartition:
         self._owner.on_all_data_processed(self.index)
 
     def on_view_released(self) -> None:
-        self.view = None
         self._owner.on_consumed(self.index)
 
 
@@ -437,15 +436,15 @@ class SubpartitionView:
         """Whether the reader released the view. The partition may be released without that."""
 
     def poll(self) -> Polled | None:
-        return None if self.released else self.subpartition.poll()
+        return self.subpartition.poll()
 
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
         """Return several data buffers at once; see `PipelinedSubpartition.poll_run`."""
-        return (NO_RUN, _NONE) if self.released else self.subpartition.poll_run(most, most_bytes)
+        return self.subpartition.poll_run(most, most_bytes)
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now, and the reported backlog."""
-        return (False, 0) if self.released else self.subpartition.availability(credit=credit)
+        return self.subpartition.availability(credit=credit)
 
     def resume_consumption(self) -> None:
         self.subpartition.resume()
@@ -466,8 +465,8 @@ class SubpartitionView:
         return self.subpartition.failure_cause
 
     def release(self) -> None:
-        """Release the view. Queued elements stay with the partition until it is released; they cannot be read again."""
+        """Release the view. Queued elements stay with the partition until it is released. As in Flink, the view can still be polled, and
+        a reader that was cancelled spends its credit."""
         if not self.released:
             self.released = True
-            self.on_data = nothing
             self.subpartition.on_view_released()
