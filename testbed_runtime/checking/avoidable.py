@@ -3,6 +3,7 @@ history shows when the delay ended."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -165,8 +166,9 @@ class _Ends:
         return min(came - wait.start_ns, together) if came > wait.end_ns else None
 
     def _messages(self, wait: Wait, held: FaultEffect) -> int:
-        """Return how many delays the wait can last: one, or one for each task that was submitted to the same TaskManager
-        meanwhile, because it handles one message after the other. 0 if the wait lasts until the end of the fault."""
+        """Return how many delays the wait, or another one that expired with it, can last: one, or one for each task that was
+        submitted to the same TaskManager meanwhile, because it handles one message after the other. 0 if the wait lasts until
+        the end of the fault."""
         if held.kind in _EACH_ITS_OWN:
             return 1
         if wait.kind != "deployment" or self.methods.get(held.fault) != SubmitTask.__name__:
@@ -174,9 +176,9 @@ class _Ends:
         there = self.places(wait.end_ns)
         own = [w for w in self.waits if (w.kind, w.option) == (wait.kind, wait.option)]
         own = [w for w in own if w.start_ns < wait.end_ns and wait.start_ns < w.end_ns]
-        own = [w for w in own if there.get(w.what) == there.get(wait.what)]
         shortest_ns = min(self.delays.get(held.fault, 0), wait.budget_ns)
-        return len({w.what for w in own if w.end_ns - w.start_ns >= shortest_ns})
+        tasks = {w.what for w in own if w.end_ns - w.start_ns >= shortest_ns}
+        return max(Counter(map(there.get, tasks)).values(), default=0)
 
     def _expired_before(self, checkpoint: Wait) -> list[Wait]:
         """Return the checkpoints that were tolerated and expired one after the other until this one began. A longer
