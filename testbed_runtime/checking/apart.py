@@ -173,8 +173,8 @@ class _Alone:
 
     def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str]:
         """Return how long the job is behind if all waits for this option take no time, and the fault from which it recovers last. A fault
-        begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in
-        which the job worked on its backlog nevertheless does not count."""
+        begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in which the job worked on its backlog nevertheless
+        does not count."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         after = self._after(option, {h.fault.fault for h in hits})
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
@@ -186,9 +186,8 @@ class _Alone:
             down = any(begun < ends.get(v, 0) for v in hit.vertices)
             ended, restarts = self._stopped_until(hit, option)
             if restarts:
-                # only the fault that killed the JobManager makes the TaskManagers register with the next one
-                elsewhere = ("registration",) if gone and hit not in gone else ()
-                steps = sum(ns for kind, ns in after.items() if kind not in elsewhere)
+                other = "registration" if gone and hit not in gone else ""  # only with the next JobManager
+                steps = sum(ns for kind, ns in after.items() if kind != other)
                 ended = max(ended, begun if down or hit in gone else begun + delay) + steps
             ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
             since = max(until, begun)
@@ -199,8 +198,8 @@ class _Alone:
         return total, last
 
     def _after(self, option: str, apart: Set[str]) -> dict[str, int]:
-        """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that
-        one of the faults `apart` delayed do not count, because they may concern only one of the faults."""
+        """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that one of the faults
+        `apart` delayed do not count, because they may concern only one of the faults."""
         steps = dict[str, int]()
         for s in self.last:
             own = s.kind in _AFTER_A_DELAY and s.option != option and s.fault not in apart
