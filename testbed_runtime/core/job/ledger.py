@@ -18,8 +18,8 @@ from testbed_runtime.core.job.messages import CHUNK_RECORDS, Chunk, SinkCommit
 
 CHUNK_BYTES = CHUNK_RECORDS // 8
 MAX_BITMAPS = 4096
-"""Bitmaps of one chunk in one commit (2 MiB), so that a sink that gets the same records endlessly does not run out of memory. A job sends a
-record to one subtask far less often."""
+"""Bitmaps of one chunk in one commit (2 MiB), so that the memory of a sink is bounded, however often it gets the same records. A
+job sends a record to one subtask far less often."""
 
 
 @dataclass(slots=True)
