@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape, vertices
+from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
 from testbed_runtime.checking.completeness import delivery_incomplete
 from testbed_runtime.core.job.ledger import CHUNK_BYTES
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
@@ -28,6 +28,7 @@ from testbed_runtime.core.judgement.metrics import (
     NOT_DRAINED,
 )
 from testbed_runtime.history.columns import Ints, vertex_of
+from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 
 
