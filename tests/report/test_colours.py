@@ -15,7 +15,9 @@ from testbed_runtime.report import colours
 from testbed_runtime.report.html import TEMPLATES
 
 SHEET = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-SCHEMES = dict(zip(("light", "dark"), SHEET.split("@media (prefers-color-scheme: dark)", 1), strict=True))
+SCHEMES = dict(
+    zip(("light", "dark"), SHEET.split("@media screen and (prefers-color-scheme: dark)", 1), strict=True)
+)
 LEAST_CONTRAST = 4.5
 """WCAG AA, for small text."""
 LEAST_DIFFERENCE = 15.0
@@ -74,6 +76,12 @@ def test_the_text_on_the_colour_of_each_kind_can_be_read(kind: str, scheme: str)
     assert f".k-{kind}" in re.findall(r"\.k-[a-z-]+", colours.style())
     lighter = luminance(declared(scheme)[colours.colour(kind)])
     assert (lighter + 0.05) / (luminance(text) + 0.05) >= LEAST_CONTRAST
+
+
+def test_paper_gets_no_colour_of_the_dark_scheme():
+    """A browser in dark mode prints black on white, where the verdict's light green could not be read."""
+    schemes = [rule for rule in re.findall(r"@media ([^{]+) {", SHEET) if "dark" in rule]
+    assert schemes == ["screen and (prefers-color-scheme: dark)"]
 
 
 def test_the_legend_has_each_colour_once_with_all_its_kinds():
