@@ -384,13 +384,6 @@ def test_the_webhook_can_use_a_certificate_of_the_user():
     assert "mine" in [v["secret"]["secretName"] for v in volumes if "secret" in v]
 
 
-def test_policies_can_be_left_out_and_follow_the_namespaces():
-    """One for the operator, one for each namespace with testbeds. Metrics can be closed."""
-    assert of_kind(chart("--set", "networkPolicy.enabled=false"), "NetworkPolicy") == []
-    found = {o["metadata"]["namespace"] for o in of_kind(chart(*NAMESPACED), "NetworkPolicy")}
-    assert found == {"headgate-system", "one", "two"}
-
-
 def test_a_service_monitor_comes_only_when_asked_for():
     """Its kind is not in every cluster."""
     assert of_kind(chart(), "ServiceMonitor") == []
@@ -427,18 +420,6 @@ def test_alerts_and_dashboard_use_metrics_that_exist(kind):
     named = {name for text in asked for name in re.findall(r"\b(?:headgate|process)_[a-z_]+", text)}
     assert len(named) >= 4
     assert {name.removesuffix("_bucket") for name in named} <= _exposed()
-
-
-def test_metrics_can_be_closed_to_other_pods():
-    """The rule of port 8080 names who may come; the port stays open for the kubelet's probes."""
-    whom = '[{"namespaceSelector": {"matchLabels": {"team": "watch"}}}]'
-    for arguments, wanted in (
-        ((), None),
-        (("--set-json", f"networkPolicy.metricsFrom={whom}"), json.loads(whom)),
-    ):
-        [policy] = of_kind(chart(*arguments), "NetworkPolicy")
-        [rule] = policy["spec"]["ingress"]
-        assert (rule["ports"][0]["port"], rule.get("from")) == (8080, wanted)
 
 
 def test_a_cluster_wide_operator_acts_only_in_the_namespaces_that_are_named():
