@@ -26,14 +26,15 @@ HANDLERS = {
     "tracking": BarrierTracker,
 }
 KINDS = {
-    "aligned": ["aligned"],
+    "aligned": ["aligned", "aligned", "aligned", "timeoutable", "unaligned"],
     "alternating": ["aligned", "timeoutable", "timeoutable", "timeoutable", "unaligned"],
-    "tracking": ["at-least-once"],
+    "tracking": ["at-least-once", "at-least-once", "aligned", "unaligned"],
 }
 
 
 class _Drawing:
-    """A sequence while it is drawn. Barriers of a channel come in order, and all channels agree about a checkpoint."""
+    """A sequence while it is drawn. Barriers of a channel mostly come in order. Channels may disagree about the options of a
+    checkpoint."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -43,7 +44,7 @@ class _Drawing:
         self._now_ms = 0
         self._checkpoints: dict[int, str] = {}
         self._last = [0] * channels
-        self._announced: list[list[int]] = [[] for _ in range(channels)]
+        self._announced: list[list[str]] = [[] for _ in range(channels)]
         self._live = list(range(channels))
 
     def step(self) -> None:
@@ -58,23 +59,26 @@ class _Drawing:
             self._live.remove(channel)
             self.lines.append(f"end {channel}")
         elif self._announced[channel] and chance.random() < 0.5:
-            self._barrier(channel, self._announced[channel].pop(0))
+            self._barrier(channel, self._announced[channel].pop(0), may_announce=False)
         else:
-            number = max(1, self._last[channel] + chance.choices([0, 1, 2], [5, 75, 20])[0])
+            number = max(1, self._last[channel] + chance.choices([-1, 0, 1, 2, 20], [3, 5, 70, 20, 2])[0])
             self._last[channel] = max(number, self._last[channel])
             if kind == "cancel":
                 self.lines.append(f"cancel {channel} {number}")
             else:
-                self._barrier(channel, number, may_announce=True)
+                self._barrier(channel, self._options(number), may_announce=self._handler == "alternating")
 
-    def _barrier(self, channel: int, number: int, *, may_announce: bool = False) -> None:
+    def _options(self, number: int) -> str:
         chance = self._chance
-        if number not in self._checkpoints:
+        if number not in self._checkpoints or chance.random() < 0.2:
             kind, timeout = chance.choice(KINDS[self._handler]), chance.choice([1, 10, 20, 30])
             self._checkpoints[number] = f"{number} {self._now_ms} {kind} {timeout}"
-        text = self._checkpoints[number]
+        return self._checkpoints[number]
+
+    def _barrier(self, channel: int, text: str, *, may_announce: bool) -> None:
+        chance = self._chance
         if may_announce and "timeoutable" in text and chance.random() < 0.7:
-            self._announced[channel].append(number)
+            self._announced[channel].append(text)
             self.lines.append(f"announcement {channel} {chance.randint(0, 99)} {text}")
         else:
             # one that timed out at its sender arrives as an unaligned one
