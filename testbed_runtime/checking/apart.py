@@ -173,8 +173,8 @@ class _Alone:
 
     def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str]:
         """Return how long the job is behind if all waits for this option take no time, and the fault from which it recovers last. A fault
-        begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in which the job worked on its backlog nevertheless
-        does not count."""
+        begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in
+        which the job worked on its backlog nevertheless does not count."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         after = self._after(option, {h.fault.fault for h in hits})
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
@@ -198,8 +198,8 @@ class _Alone:
         return total, last
 
     def _after(self, option: str, apart: Set[str]) -> dict[str, int]:
-        """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that one of the faults
-        `apart` delayed do not count, because they may concern only one of the faults."""
+        """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that
+        one of the faults `apart` delayed do not count, because they may concern only one of the faults."""
         steps = dict[str, int]()
         for s in self.last:
             own = s.kind in _AFTER_A_DELAY and s.option != option and s.fault not in apart
