@@ -1,4 +1,4 @@
-"""The rights of Headgate's accounts, which rbac.yaml declares. The Helm chart's rules are written from it."""
+"""The rights of Headgate's accounts, which rbac.yaml declares. The roles of manifests/ and of the Helm chart are written from it."""
 
 from __future__ import annotations
 
