@@ -302,6 +302,7 @@ def test_the_end_notifies_and_nothing_follows_it() -> None:
     bench.view.release()
     bench.view.release()
     assert bench.owner.reports == ["processed 0", "consumed 0"]
+    assert bench.view.poll() is None
     assert bench.view.availability(credit=True) == (False, 0)
 
 

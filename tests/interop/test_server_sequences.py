@@ -13,7 +13,6 @@ from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BacklogAnnouncement,
     BufferResponse,
-    CancelPartitionRequest,
     ClientFrame,
     DataType,
     ErrorResponse,
@@ -47,7 +46,6 @@ def a_sequence(chance: random.Random) -> list[str]:
         "acknowledge",
         "size",
         "release",
-        "cancel",
     ]
     for _ in range(chance.randint(5, 50)):
         channel = chance.randrange(CHANNELS)
@@ -55,7 +53,7 @@ def a_sequence(chance: random.Random) -> list[str]:
             requested.add(channel)
             lines.append(f"request {channel} {exclusive}")
             continue
-        kind = chance.choices(kinds, [28, 3, 11, 1, 12, 17, 10, 1.5, 2, 0.5, 2])[0]
+        kind = chance.choices(kinds, [28, 3, 11, 1, 12, 17, 10, 1.5, 2, 0.5])[0]
         match kind:
             case "data":
                 size, end = chance.choice([0, 1, 3, SEGMENT_BYTES]), chance.choice(["open", "finished"])
@@ -65,9 +63,6 @@ def a_sequence(chance: random.Random) -> list[str]:
                 lines.append(f"barrier {channel} {chance.choice(BARRIERS)} {barriers}")
             case "credit" | "resume" | "acknowledge" if channel not in requested:
                 pass
-            case "cancel":
-                requested.discard(channel)
-                lines.append(f"cancel {channel}")
             case "credit":
                 lines.append(f"credit {channel} {chance.randint(1, 3)}")
             case "size":
@@ -162,8 +157,6 @@ def _frame(kind: str, channel: int, numbers: list[int]) -> ClientFrame:
             return ResumeConsumption(receiver)
         case "acknowledge":
             return AckAllUserRecordsProcessed(receiver)
-        case "cancel":
-            return CancelPartitionRequest(receiver)
         case _:
             return NewBufferSize(numbers[0], receiver)
 

@@ -200,5 +200,4 @@ class BlockingReading:
         """Do nothing: the producer has ended."""
 
     def on_view_released(self) -> None:
-        """End this reading. The result can be read once more."""
-        self._position, self.backlog = len(self._written.elements), 0
+        """Do nothing: the result can be read once more."""

@@ -326,7 +326,7 @@ class SequenceViewReader:
     def poll(self) -> tuple[Polled, bool] | None:
         """Return the next element and whether another may follow now. Raises FlinkError if a data buffer has no credit."""
         view = self.view
-        polled = None if view is None else view.subpartition.poll()
+        polled = None if view is None or view.released else view.subpartition.poll()
         if polled is None:
             return None
         if polled.buffer.data_type.is_buffer:

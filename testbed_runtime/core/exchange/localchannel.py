@@ -61,7 +61,7 @@ class LocalInputChannel(InputChannelBase):
 
     def _on_data(self) -> None:
         """Notify the gate. A view may call this while it is still being created."""
-        if self._view is not None and not self.is_released:
+        if self._view is not None:
             priority = self._view.subpartition.has_priority
             self._owner.on_channel_ready(self.index, priority=priority)
 

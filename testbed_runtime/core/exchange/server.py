@@ -153,7 +153,7 @@ class PartitionRequestServer:
         """Queue the reader if it may send. Without exclusive buffers and credit, announce its backlog. A view may call this while
         it is still being created."""
         view = reader.view
-        if reader.registered or self._fatal or view is None:
+        if reader.registered or self._fatal or view is None or view.released:
             return
         available, backlog = view.subpartition.availability(credit=reader.credit > 0)
         if available:
@@ -306,7 +306,7 @@ class PartitionRequestServer:
             self._replaced.append(reader)
 
     def _cancel(self, receiver: InputChannelID) -> None:
-        """Release a reader. It spends its remaining credit, and its consumer discards that. A waiting request keeps waiting."""
+        """Release a reader. A waiting request keeps waiting."""
         reader = self._readers.pop(receiver, None)
         if reader is not None:
             self.generation += 1
@@ -316,8 +316,6 @@ class PartitionRequestServer:
         if reader.registered:
             self._available.remove(reader)
             reader.registered = False
-        if reader.unlimited:
-            reader.credit = 0
         if reader.view is not None:
             reader.view.release()
 
@@ -326,14 +324,13 @@ class PartitionRequestServer:
         if self._fatal:
             return
         self.on_closed()
-        self.closing = True
+        self._fatal = self.closing = True
         class_name = error.class_name if isinstance(error, FlinkError) else "IllegalStateException"
         message = error.message if isinstance(error, FlinkError) else str(error)
         self._send(ErrorResponse(class_name, message))
 
     def on_closed(self) -> None:
-        """Release every reader and withdraw every waiting request after the connection closed. Nothing is sent later. Idempotent."""
-        self._fatal = True
+        """Release every reader and withdraw every waiting request after the connection closed. Idempotent."""
         for receiver, partition in list(self._listeners):
             self._withdraw(receiver, partition)
         for receiver in list(self._readers):

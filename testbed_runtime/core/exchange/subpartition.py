@@ -418,6 +418,7 @@ class PipelinedSubpartition:
         self._owner.on_all_data_processed(self.index)
 
     def on_view_released(self) -> None:
+        self.view = None
         self._owner.on_consumed(self.index)
 
 
@@ -436,15 +437,15 @@ class SubpartitionView:
         """Whether the reader released the view. The partition may be released without that."""
 
     def poll(self) -> Polled | None:
-        return self.subpartition.poll()
+        return None if self.released else self.subpartition.poll()
 
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
         """Return several data buffers at once; see `PipelinedSubpartition.poll_run`."""
-        return self.subpartition.poll_run(most, most_bytes)
+        return (NO_RUN, _NONE) if self.released else self.subpartition.poll_run(most, most_bytes)
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now, and the reported backlog."""
-        return self.subpartition.availability(credit=credit)
+        return (False, 0) if self.released else self.subpartition.availability(credit=credit)
 
     def resume_consumption(self) -> None:
         self.subpartition.resume()
@@ -465,8 +466,8 @@ class SubpartitionView:
         return self.subpartition.failure_cause
 
     def release(self) -> None:
-        """Release the view. Queued elements stay with the partition until it is released. As in Flink, the view can still be polled, and
-        a reader that was cancelled spends its credit."""
+        """Release the view. Queued elements stay with the partition until it is released; they cannot be read again."""
         if not self.released:
             self.released = True
+            self.on_data = nothing
             self.subpartition.on_view_released()
