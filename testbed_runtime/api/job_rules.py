@@ -140,9 +140,10 @@ def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterat
 
 
 def _keyed(target: models.Vertex, partitioning: str, where: str) -> Iterator[UserError]:
-    """Check that the subtasks of a window get only their own keys. A restore drops the panes of all others."""
+    """Check that the subtasks of a window get only their own keys, which is not known of another edge. A restore drops the panes of all
+    others."""
     if target.operator == "window" and target.parallelism > 1:
-        problem = f"{partitioning} does not divide records by key, as the window {target.name!r} with parallelism {target.parallelism} needs"
+        problem = f"is {partitioning}, but the window {target.name!r} has parallelism {target.parallelism} and needs hash directly before it, as Flink's needs keyBy"
         yield UserError(f"{where}.partitioning", problem, "write hash, or parallelism: 1 for the window")
 
 

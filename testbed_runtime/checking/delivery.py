@@ -19,7 +19,6 @@ from testbed_runtime.checking.common import Entry, JobShape, data, events, job_s
 from testbed_runtime.checking.completeness import delivery_incomplete
 from testbed_runtime.core.job.ledger import CHUNK_BYTES
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
-from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.judgement.metrics import (
     FILTERED,
     HISTORY_INCOMPLETE,
@@ -28,7 +27,7 @@ from testbed_runtime.core.judgement.metrics import (
     NOT_DRAINED,
 )
 from testbed_runtime.history.columns import Ints, vertex_of
-from testbed_runtime.history.manifest import vertices
+from testbed_runtime.history.manifest import blocking_edges, vertices
 from testbed_runtime.history.schema import Trial
 
 
@@ -45,6 +44,8 @@ class Delivery:
     committed: int = 0
     at_once: frozenset[str] = frozenset()
     """The sink vertices that commit without a checkpoint, and therefore twice after a failover."""
+    checkpointed_twice: bool = False
+    """Whether commits of checkpoints alone contain a duplicate at such a sink."""
     reason: str = ""
     detail: str = ""
     """The first losses and duplicates, in words."""
@@ -56,8 +57,9 @@ class Delivery:
 
     @property
     def at_least_once(self) -> bool:
-        """Whether all duplicates are at sinks that may commit twice."""
-        return bool(self.at_once) and all(sink in self.at_once for sink in +self.twice)
+        """Whether sinks commit without a checkpoint and all duplicates are due to that."""
+        at_these = all(sink in self.at_once for sink in +self.twice)
+        return bool(self.at_once) and at_these and not self.checkpointed_twice
 
 
 Pairs: TypeAlias = "dict[tuple[str, str], list[dict[str, Any]]]"
@@ -90,11 +92,9 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
 
 
 def _at_once(rows: list[dict[str, Any]], entry: Entry) -> frozenset[str]:
-    """Return the sinks that commit without a checkpoint. A batch job has none either, but commits its sinks when it has finished."""
-    edges = (entry.get("job") or {}).get("edges") or ()
-    batch = any(e.get("result") == BLOCKING for e in edges) or any(
-        v.get("kind") == "iteration" for v in vertices(entry)
-    )
+    """Return the sinks that commit without a checkpoint and may commit twice. A batch job commits its exactly-once sinks once, when it has
+    finished."""
+    batch = bool(blocking_edges(entry)) or any(v.get("kind") == "iteration" for v in vertices(entry))
     held = {str(v["name"]) for v in vertices(entry) if batch and v.get("delivery") == "exactly-once"}
     return frozenset(vertex_of(r["task"]) for r in rows if r["checkpoint"] < 0) - held
 
@@ -139,10 +139,12 @@ def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     kept = []
     for row in rows:
         key = (row["task"], row["checkpoint"], row["source"], row["base"], row["bitmap"])
-        by_process[row["process"], key] += 1
-        if row["checkpoint"] < 0 or by_process[row["process"], key] > most[key]:
+        if row["checkpoint"] >= 0:
+            by_process[row["process"], key] += 1
+            if by_process[row["process"], key] <= most[key]:
+                continue
             most[key] += 1
-            kept.append(row)
+        kept.append(row)
     return kept
 
 
@@ -155,9 +157,12 @@ def _count_sources(
         subtasks = [f"{source}-{i}" for i in range(shape.parallelism[source])]
         for sink, copies in shape.without_windows().copies(source).items():
             for subtask in subtasks:
-                chunks = _add_up(by_pair.get((sink, subtask), ()))
+                commits = by_pair.get((sink, subtask), [])
                 span = (starts.get(subtask, 0), ends.get(subtask))
-                lost += _compare(found, (sink, subtask), chunks, copies, span)
+                lost += _compare(found, (sink, subtask), _add_up(commits), copies, span)
+                if sink in found.at_once:
+                    of_checkpoints = _add_up(c for c in commits if c["checkpoint"] >= 0)
+                    found.checkpointed_twice |= any((n > copies).any() for n in of_checkpoints.values())
     return lost
 
 

@@ -34,7 +34,7 @@ from testbed_runtime.transport.tcp import TcpNetwork
 from testbed_runtime.transport.tls import DataTls
 
 CLOSE_S = 2.0
-"""Time limit for the tasks to end when the TaskManager ends."""
+"""Time limit for the TaskManager to end, with its tasks."""
 
 
 async def start(config: ProcessConfig, process: Process) -> Ready:

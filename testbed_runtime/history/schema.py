@@ -131,7 +131,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
     "delivery": [
         ("task", pa.string()),
         ("attempt", pa.int32()),
-        ("checkpoint", pa.int64()),  # -1: at-least-once
+        ("checkpoint", pa.int64()),  # -1: without a checkpoint
         ("source", pa.string()),  # vertex-subtask
         ("base", pa.int64()),
         ("bitmap", pa.binary()),  # messages.CHUNK_RECORDS bits, bit i (LSB first) = sequence number base + i

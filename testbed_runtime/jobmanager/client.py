@@ -22,10 +22,12 @@ from testbed_runtime.core.job.messages import (
     SubmitJob,
 )
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import ASK_FAILURES, NoAnswer, Rpc
+from testbed_runtime.ports.rpc import NoAnswer, RemoteFailure, Rpc
 
 ASK_S = 2.0
 SUBMIT_LIMIT_S = 10.0
+RECOVERY_S = 10.0
+"""How long a JobManager that answers again may take to recover its job."""
 POLL_S = 0.05
 FIRST_POLL_S = 0.001
 """Slot reports follow registrations within a millisecond, so the next question comes soon. Each later one waits twice as long."""
@@ -68,13 +70,19 @@ class JobClient:
         StopRefused as soon as the JobMaster refuses it."""
         loop = asyncio.get_running_loop()
         end, asked = loop.time() + timeout_s, False
+        patience = loop.time() + RECOVERY_S
         while loop.time() < end:
-            # a JobManager that restarts does not know the job at first
-            with contextlib.suppress(*ASK_FAILURES):
+            try:
                 if not asked:
                     await self._ask(StopWithDrain(JOB))
                     asked = True
                 status = await self.status()
+            except NoAnswer:
+                patience = loop.time() + RECOVERY_S
+            except RemoteFailure:  # a JobManager that restarts does not know the job at first
+                if loop.time() >= patience:
+                    raise
+            else:
                 if status.state in TERMINAL_JOB_STATES:
                     return status.state == "FINISHED"
                 if status.stop_refused:

@@ -276,7 +276,9 @@ class Scheduler:
         for vertex in list(self._inputs):
             producers = {edge.source for edge in self._graph.graph.inputs(vertex)}
             if vertex not in later or not producers.isdisjoint(cancelled):
-                self._inputs.pop(vertex).end(Outcome.CANCELLED)
+                wait = self._inputs.pop(vertex)
+                if wait not in self._inputs.values():
+                    wait.end(Outcome.CANCELLED)
 
     def _keys(self, tasks: Iterable[Task]) -> list[SlotKey]:
         wanted = {self._graph.key(task): None for task in tasks}
@@ -339,7 +341,10 @@ class Scheduler:
         for bulk in list(self._bulks):
             vertices = {vertex for vertex, _ in bulk.tasks}
             producers = {edge.source for vertex in vertices for edge in self._graph.graph.inputs(vertex)}
-            if not self.pool.has(map(self._graph.key, bulk.tasks)) or not waiting.isdisjoint(producers):
+            behind = not waiting.isdisjoint(
+                producers - vertices
+            )  # other regions of the same vertices do not matter
+            if behind or not self.pool.has(map(self._graph.key, bulk.tasks)):
                 waiting |= vertices
             else:
                 bulk.end(Outcome.COMPLETED)

@@ -129,8 +129,8 @@ class SinkWriter:
 
     def end(self, *, finished: bool) -> None:
         """End the sink. What an at-least-once sink wrote is always reported; what an exactly-once sink wrote after
-        the last checkpoint is committed only by an end of the job's input (a bounded job without checkpoints, except for that of
-        a stop)."""
+        the last checkpoint is committed only by an end of the job's input, in a bounded job whose only checkpoint, if any, is
+        that of a stop."""
         if self.at_once:
             self._flush()
         elif finished:
@@ -140,7 +140,8 @@ class SinkWriter:
                 return
             if self.sink.uncut:
                 if isinstance(self.sink, FileSink):
-                    self._publish_part(self.sink, checkpoints.last_started + 1)
+                    covered = max(checkpoints.last_started, self._run.descriptor.restore_checkpoint)
+                    self._publish_part(self.sink, covered + 1)
                 self._run.committer.commit(self.sink.flush())
 
     # ---- files ---------------------------------------------------------------------------------------------

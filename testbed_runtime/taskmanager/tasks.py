@@ -22,8 +22,8 @@ from testbed_runtime.timeouts import timeout
 
 SLOW_CANCELLATION_S = 0.1
 """If a task ends within this time, its cancellation is not recorded, only that of its region."""
-CLOSE_S = 5.0
-"""Limit for all tasks to end when the TaskManager stops. A task may ignore its cancellation."""
+CLOSE_S = 1.0
+"""Time limit for all tasks to end when the TaskManager stops: half of what its process has for that. A task may ignore its cancellation."""
 MAX_TASKS = 4096
 """Limit of attempts held at a time."""
 MAX_COUNTED_READERS = 2048

@@ -19,7 +19,8 @@ def test_the_subtasks_of_a_window_get_only_their_own_keys(partitioning: str, par
         job["vertices"][1]["operator"] = "window"
         job["edges"][0]["partitioning"] = partitioning
 
-    problem = f"{partitioning} does not divide records by key, as the window 'count' with parallelism 2 needs"
+    needs = "needs hash directly before it, as Flink's needs keyBy"
+    problem = f"is {partitioning}, but the window 'count' has parallelism 2 and {needs}"
     refused = partitioning != "hash" and parallelism > 1
     hint = "(write hash, or parallelism: 1 for the window)"
     assert errors(change) == [f"spec.testbed.job.edges[0].partitioning: {problem} {hint}"] * refused

@@ -379,8 +379,8 @@ def test_at_least_once_rows_are_recognised(history: Any):
     assert (found.lost, found.duplicated, found.corrupted) == (0, 2, 0)
 
 
-def test_one_sink_that_commits_at_once_is_enough_for_at_least_once(history: Any):
-    """The duplicates of a trial are counted over all of its sinks."""
+def test_a_subtask_that_commits_at_once_makes_its_sink_at_least_once(history: Any):
+    """The subtasks of a sink take over from each other at a failover."""
     built = history.empty()
     for task, checkpoint in (("sink-0", 1), ("sink-1", -1)):
         ledger = Ledger()
@@ -407,6 +407,22 @@ def test_a_sink_that_commits_at_once_excuses_no_other(history: Any, twice: tuple
         built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
     found = check_delivery(built.trial(), history.entry(job=shape))
     assert (found.lost, found.duplicated, found.at_least_once) == (0, len(twice), allowed)
+
+
+@pytest.mark.parametrize(("checkpoints", "allowed"), [((1, -1), True), ((-1, -1), True), ((1, 2, -1), False)])
+def test_a_commit_without_a_checkpoint_excuses_no_duplicates_of_checkpoints(
+    history: Any, checkpoints: tuple[int, ...], allowed: bool
+):
+    """A bounded job commits what follows the checkpoint of a stop."""
+    built = history.empty()
+    for checkpoint in checkpoints:
+        ledger = Ledger()
+        ledger.add("source-0", np.array([0, 1], dtype=np.int64))
+        history.commits(built, checkpoint, "sink-0", 0, ledger.take(), 5.0)
+    for subtask, end in ((0, 2), (1, 0)):
+        built.event("source.end", f"source-{subtask}", 9.0, data={"next": end})
+    found = check_delivery(built.trial(), history.entry())
+    assert (found.duplicated, found.at_least_once) == (2 * (len(checkpoints) - 1), allowed)
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])

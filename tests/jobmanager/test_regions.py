@@ -197,6 +197,22 @@ async def test_a_region_that_still_has_its_slots_does_not_fail_for_want_of_slots
 
 
 @virtually
+async def test_a_region_with_its_slots_is_deployed_while_another_one_of_the_same_vertices_waits_for_slots():
+    """Its own producer has a slot."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(FORWARD_ONLY)
+        await cluster.until_running()
+        victim = cluster.running_on("v1-0")
+        await victim.die()
+        cluster.tms.remove(victim)
+        await asyncio.sleep(10.0)
+        await cluster.running_on("v1-1").report(cluster.attempt_of("v1-1"), "FAILED", "IOException", "second")
+        await asyncio.sleep(3.0)
+        tasks = (await cluster.status()).tasks
+        assert tasks == {"v1-0": "SCHEDULED", "v2-0": "SCHEDULED", "v1-1": "RUNNING", "v2-1": "RUNNING"}
+
+
+@virtually
 async def test_a_region_that_waits_for_slots_is_deployed_while_another_one_waits_for_its_delay():
     """It keeps its attempt and its request, and the other region keeps its slot."""
     async with Cluster(2, {"restart-strategy.fixed-delay.delay": "5 s"}) as cluster:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from testbed_runtime.core.job.messages import CHUNK_RECORDS, Chunk, SinkCommit
 
 CHUNK_BYTES = CHUNK_RECORDS // 8
-MAX_BITMAPS = 4096
-"""Bitmaps of one chunk in one commit (2 MiB), so that the memory of a sink is bounded, however often it gets the same records. A
+MAX_BITMAPS = 256
+"""Bitmaps of one chunk in one commit (128 KiB), so that the memory of a sink is bounded, however often it gets the same records. A
 job sends a record to one subtask far less often."""
 
 
