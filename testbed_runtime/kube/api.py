@@ -1,6 +1,7 @@
 """The project's only client of the Kubernetes API server: objects as JSON, on an aiohttp session of `kubernetes.aio`.
 
-Requests that are safe to repeat are retried after 429, 5xx and broken connections, for at most `patience_s`.
+Requests that are safe to repeat are retried after 429, 5xx and broken connections, for at most `patience_s`, and any request after a 403
+of a server that has just started.
 Why the typed and dynamic clients of `kubernetes` are not used: docs/decisions/0008-kubernetes-client.md.
 """
 
@@ -41,7 +42,9 @@ WATCH_SERVER_LIMIT_S = 60
 WATCH_GRACE_S = 10.0
 """Silence beyond the server's limit after which a watch connection counts as broken."""
 STARTING_S = 60.0
-"""How long after an outage a refusal may be temporary: a server that has just started knows no roles yet and forbids every request."""
+"""How long after an outage a user's lack of rights may be temporary: a server that has just started knows no roles yet."""
+NO_RIGHT = ": User "
+"""Part of the text of such a 403. Those of quotas and admission do not have it."""
 LIST_PAGE = 500
 """Objects per page of a list."""
 EVENT_NAME_SPACE = 200
@@ -233,7 +236,7 @@ class Api:
     ) -> AsyncIterator[WatchEvent]:
         """List, then watch without end; list again when the server no longer has the last seen version.
 
-        Raises ApiError where retrying does not help (Forbidden, unknown kind)."""
+        Raises ApiError where retrying does not help (Forbidden, except right after an outage; unknown kind)."""
         pause = FIRST_PAUSE_S
         version = ""
         while True:
@@ -413,9 +416,10 @@ class Api:
     def _may_pass(self, error: ApiError) -> bool:
         """Return whether the same request may succeed later."""
         now = asyncio.get_running_loop().time()
-        if error.unreachable:
+        if error.unreachable and error.status != 429:  # which a running server answers
             self._unreachable_at = now
-        return error.unreachable or (error.forbidden and now - self._unreachable_at < STARTING_S)
+        starting = now - self._unreachable_at < STARTING_S
+        return error.unreachable or (error.forbidden and NO_RIGHT in str(error) and starting)
 
     async def _once(self, request: _Request) -> dict[str, Any]:
         limit = aiohttp.ClientTimeout(total=CALL_LIMIT_S, sock_connect=CONNECT_LIMIT_S)

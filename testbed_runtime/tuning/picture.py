@@ -133,7 +133,7 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
             continue
         text = values[0] if kind == "front" else line.row.text
         if len(text) > LONGEST_LABEL:
-            name = "best" if line.best else REFERENCES[line.row.reference]
+            name = "best" if line.best else REFERENCES.get(line.row.reference, "")
             text = ": ".join(filter(None, (name, ", ".join(values))))
         ends_here, width = x > WIDTH / 2, CHARACTER * len(text)
         low, high = (x - 9 - width, x - 9) if ends_here else (x + 9, x + 9 + width)

@@ -21,6 +21,7 @@ from testbed_runtime.kube.api import SYNCED, ApiError, Call, connect
 from testbed_runtime.kube.connection import MAX_LINE_BYTES, LoginFailed, is_direct, login, proxy_hint
 from tests.transport.encrypted import certificate
 
+NO_RIGHTS = 'pods is forbidden: User "system:serviceaccount:demo:headgate-runner" cannot list resource "pods"'
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -305,7 +306,7 @@ async def test_a_server_that_has_just_started_may_forbid_what_it_allows_later(se
         request.transport.abort()
         return response
 
-    forbidden = answer(refusal(403, "Forbidden"), status=403)
+    forbidden = answer(refusal(403, "Forbidden") | {"message": NO_RIGHTS}, status=403)
     listed = answer({"metadata": {"resourceVersion": "1"}})
     server.answers = [listed, killed, forbidden, lines({"type": "ADDED", "object": pod("a", "2")})]
     async with connect(kubeconfig=server.kubeconfig()) as api:
@@ -316,6 +317,19 @@ async def test_a_server_that_has_just_started_may_forbid_what_it_allows_later(se
         api._patience_s = 0.5
         with pytest.raises(ApiError, match="Forbidden"):
             await api.get("Pod", "demo", "a")
+
+
+@pytest.mark.parametrize(
+    ("before", "message"), [(503, "exceeded quota"), (429, NO_RIGHTS)], ids=["quota", "no outage"]
+)
+async def test_another_refusal_is_final(before: int, message: str, server: Server) -> None:
+    """A quota refuses with 403, too, and a server that answers 429 has not just started."""
+    refused = answer(refusal(403, "Forbidden") | {"message": message}, status=403)
+    server.answers = [answer(refusal(before, "Unavailable"), status=before), refused]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        with pytest.raises(ApiError, match="Forbidden"):
+            await api.get("Pod", "demo", "a")
+    assert len(server.asked) == 2
 
 
 async def test_a_server_that_is_not_there_is_an_error_with_its_address(server: Server) -> None:

@@ -258,6 +258,12 @@ def test_the_front_of_a_study_with_one_option_is_labelled_with_its_values(option
     )
 
 
+def test_a_long_value_on_the_front_is_written_in_full():
+    """It has no key or name that could be left out."""
+    svg = drawn(line(0, 10, 3, front=True, options={"key": "x" * 61}), line(1, 20, 1, best=True))
+    assert "x" * 61 in texts(svg)
+
+
 def test_only_the_best_row_is_labelled_as_the_best():
     """A row of the grid that has Flink's defaults is named by them if its text is too long."""
     default = line(1, 20, 3, options={"k" * 60: "10000"})
