@@ -51,7 +51,7 @@ class Sink:
         self.run: Any = SimpleNamespace(
             name="sink-0",
             subtask=CONTEXT,
-            descriptor=SimpleNamespace(attempt_number=3, job_vertices=CONTEXT.names),
+            descriptor=SimpleNamespace(attempt_number=3, job_vertices=CONTEXT.names, restore_checkpoint=0),
             now=lambda: self.now_s,
             running_at=9.0,
             meter=SimpleNamespace(received=lambda *_: None),
@@ -293,6 +293,15 @@ async def test_the_rest_of_a_sink_is_reported_at_its_end(
     empty = Sink(config, options)
     empty.writer.end(finished=finished)
     assert empty.counts() == []
+
+
+async def test_the_rest_of_a_file_sink_is_not_written_over_the_part_of_its_restored_checkpoint():
+    """An attempt that took no checkpoint itself continues after the checkpoint of a stop."""
+    sink = Sink(FILE, {})
+    sink.run.descriptor.restore_checkpoint = 1
+    sink.write(0, 2)
+    sink.writer.end(finished=True)
+    assert await sink.keys() == ["out/part-0-000002"]
 
 
 @pytest.mark.parametrize(
