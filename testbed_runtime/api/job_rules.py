@@ -143,7 +143,8 @@ def _keyed(target: models.Vertex, partitioning: str, where: str) -> Iterator[Use
     """Check that the subtasks of a window get only their own keys, which is not known of another edge. A restore drops the panes of all
     others."""
     if target.operator == "window" and target.parallelism > 1:
-        problem = f"is {partitioning}, but the window {target.name!r} has parallelism {target.parallelism} and needs hash directly before it, as Flink's needs keyBy"
+        wide = f"the window {target.name!r} has parallelism {target.parallelism}"
+        problem = f"is {partitioning}, but {wide} and needs hash directly before it, as Flink's needs keyBy"
         yield UserError(f"{where}.partitioning", problem, "write hash, or parallelism: 1 for the window")
 
 

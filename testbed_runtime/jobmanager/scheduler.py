@@ -341,9 +341,8 @@ class Scheduler:
         for bulk in list(self._bulks):
             vertices = {vertex for vertex, _ in bulk.tasks}
             producers = {edge.source for vertex in vertices for edge in self._graph.graph.inputs(vertex)}
-            behind = not waiting.isdisjoint(
-                producers - vertices
-            )  # other regions of the same vertices do not matter
+            # without its own vertices: other regions of them do not matter
+            behind = not waiting.isdisjoint(producers - vertices)
             if behind or not self.pool.has(map(self._graph.key, bulk.tasks)):
                 waiting |= vertices
             else:
