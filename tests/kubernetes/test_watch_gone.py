@@ -55,7 +55,8 @@ async def test_both_watches_list_again_after_the_server_has_lost_their_version(
     """The server is killed, and etcd is compacted while it is down. Later objects arrive."""
     if not cluster.own:
         pytest.skip("only the API server of the test cluster's own node can be killed")
-    monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig)
+    # which kopf's login reads, and the `kubernetes` package sets at its import
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", cluster.kubeconfig)
     with cluster.namespace() as namespace:
         by_kopf: list[tuple[str | None, str]] = []
         by_api: list[tuple[str | None, str]] = []
