@@ -34,7 +34,7 @@ lint: setup ## format, lint, types, layers
 	@echo "== types"; $(BIN)/mypy --no-error-summary
 	@echo "== layers"; $(BIN)/lint-imports | tail -n 3
 
-check: lint ## the quick part: lint and the tests without processes (2 minutes on two cores, no root)
+check: lint ## the quick part: lint and the tests without processes (4 to 5 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
 test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (10 to 20 minutes on two cores)
