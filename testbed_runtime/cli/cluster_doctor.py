@@ -173,7 +173,7 @@ async def _lacking(api: Api, rights: Sequence[Right], *, user: str = "") -> list
     async def allowed(right: Right) -> bool:
         resource, _, subresource = right.resource.partition("/")
         attributes = {"namespace": api.namespace, "verb": right.verb, "group": right.group}
-        attributes |= {"resource": resource, "subresource": subresource}
+        attributes |= {"resource": resource, "subresource": subresource, "name": right.name}
         spec = {"resourceAttributes": attributes} | ({"user": user} if user else {})
         review = await api.create(manifest(kind, where, spec=spec))
         return bool((review or {}).get("status", {}).get("allowed"))
