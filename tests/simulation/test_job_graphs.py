@@ -22,9 +22,8 @@ from testbed_runtime.core.job.jobgraph import (
 )
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.simulation.loop import run_virtual
+from tests.simulation.smallswarm import UNALIGNED
 from tests.simulation.smallworld import SmallWorld, small_world
-
-UNALIGNED = "execution.checkpointing.unaligned.enabled"
 
 
 def drawn(random: Random) -> JobGraph:
