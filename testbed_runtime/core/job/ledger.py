@@ -1,8 +1,8 @@
 """The ledger of a sink: per source a bitmap of sequence numbers, with counts of duplicates, reordering and corruption.
 
 Bitmaps come in chunks of CHUNK_RECORDS numbers. `take()` goes into a checkpoint acknowledgement. A record that the job sends
-on several paths arrives several times: its number is then in several bitmaps of one chunk. Whether that is once too often is
-decided by the checker, which knows the job and adds up the bitmaps of all commits (checking.delivery).
+on several paths arrives several times: its number is then in several bitmaps of one chunk. The checker knows the job, adds up
+the bitmaps of all commits, and decides whether that is too often (checking.delivery).
 """
 
 from __future__ import annotations
