@@ -24,6 +24,8 @@ COLOURS = {"": "#9ca3af", "front": "#1d4ed8", "reference": "#b45309", "best": "#
 """The colours of the kinds of rows, in the order in which they are painted, so that the best row is never under another one."""
 BETTER = {"min": "lower", "max": "higher"}
 NAMES = {"": "other rows", "front": "on the Pareto front", "reference": "reference", "best": "best row"}
+NAMED = ("best", "reference")
+"""The kinds of rows whose labels say which options they are."""
 LEGEND_TOP, LEGEND_GAP = 24, 28
 
 
@@ -124,17 +126,11 @@ def _point(x: float, y: float, line: Line) -> str:
 
 
 def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
-    """Name the best row and the references, and the front of a study with one option by its values. A label is above its point, or
-    further up or down where a label or a point is."""
+    """Name the best row and the references, and every row of a study with one option by its value. Rows at one point share a label. It is
+    above its point, or further up or down where a label or a point is."""
     taken: list[tuple[float, float, float]] = []
-    for x, y, line in points:
-        kind, values = _kind(line), list(line.row.options.values())
-        if not kind or (kind == "front" and len(values) > 1):
-            continue
-        text = values[0] if kind == "front" else line.row.text
-        if len(text) > LONGEST_LABEL:
-            name = "best" if line.best else REFERENCES.get(line.row.reference, "")
-            text = ": ".join(filter(None, (name, ", ".join(values))))
+    lowest = HEIGHT - MARGIN + AXIS_GAP - DESCENT  # further down are the ends of the axis
+    for x, y, kind, text in _named(points):
         ends_here, width = x > WIDTH / 2, CHARACTER * len(text)
         low, high = (x - 9 - width, x - 9) if ends_here else (x + 9, x + 9 + width)
         steps = (-9 - LINE_HEIGHT * n for n in range(len(points)))
@@ -143,7 +139,8 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
             (
                 y + step
                 for step in steps
-                if all(abs(y + step - used) >= LINE_HEIGHT or high < a or b < low for a, b, used in taken)
+                if y + step <= lowest
+                and all(abs(y + step - used) >= LINE_HEIGHT or high < a or b < low for a, b, used in taken)
                 and not any(_covers(low, high, y + step, px, py) for px, py, _ in points)
             ),
             y - 9,
@@ -151,6 +148,31 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> Iterator[str]:
         taken.append((low, high, at))
         anchor, start = ("end", high) if ends_here else ("start", low)
         yield _text(text, start, at, anchor, COLOURS[kind])
+
+
+def _named(points: Sequence[tuple[float, float, Line]]) -> Iterator[tuple[float, float, str, str]]:
+    """Return position, kind and text of each label."""
+    plain: dict[tuple[float, float], list[Line]] = {}
+    for x, y, line in points:
+        if _kind(line) not in NAMED and len(line.row.options) == 1:
+            plain.setdefault((x, y), []).append(line)
+    for x, y, line in points:
+        if _kind(line) in NAMED:
+            yield x, y, _kind(line), ", ".join([_name(line), *map(_values, plain.pop((x, y), ()))])
+    for (x, y), lines in plain.items():
+        yield x, y, _kind(lines[0]), ", ".join(map(_values, lines))
+
+
+def _name(line: Line) -> str:
+    """Return what the row is called: its options and their values, or where these are too long, the values only."""
+    if len(line.row.text) <= LONGEST_LABEL:
+        return line.row.text
+    name = "best" if line.best else REFERENCES.get(line.row.reference, "")
+    return ": ".join(filter(None, (name, _values(line))))
+
+
+def _values(line: Line) -> str:
+    return ", ".join(line.row.options.values())
 
 
 def _covers(low: float, high: float, at: float, x: float, y: float) -> bool:

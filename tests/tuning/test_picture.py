@@ -248,14 +248,24 @@ def test_the_label_of_a_long_row_has_its_values_only(length: int, whole: bool):
 
 
 @pytest.mark.parametrize("options", [1, 2], ids=["one-option", "two-options"])
-def test_the_front_of_a_study_with_one_option_is_labelled_with_its_values(options: int):
+def test_every_row_of_a_study_with_one_option_is_labelled_with_its_value(options: int):
     """Without them, a reader cannot tell which point is which value. The labels of several options would not fit."""
     more = {"other": "x"} if options == 2 else {}
     front = [line(n, 10 * n, 4 - n, front=True, options={"key": f"{n} s", **more}) for n in (1, 2, 3)]
     svg = drawn(*front, line(4, 40, 5, options={"key": "4 s", **more}))
-    assert {f"{n} s" for n in range(1, 5)} & set(texts(svg)) == (
-        {"1 s", "2 s", "3 s"} if options == 1 else set()
+    values = {f"{n} s" for n in range(1, 5)}
+    assert values & set(texts(svg)) == (values if options == 1 else set())
+
+
+def test_rows_at_one_point_share_a_label_above_the_ends_of_the_axis():
+    """The best row of many studies is at the lower left end, and other values are as good."""
+    best, equal, worse = (
+        line(n, x, y, front=True, best=n == 1, options={"key": f"{n} s"})
+        for n, x, y in ((1, 10, 1), (2, 10, 1), (3, 20, 3))
     )
+    found = texts(drawn(best, equal, worse))
+    assert "2 s" not in found
+    assert found[f"{best.row.text}, 2 s"][1] < found["x10"][1] - LINE_HEIGHT
 
 
 def test_a_long_value_on_the_front_is_written_in_full():
