@@ -480,6 +480,25 @@ def test_a_task_whose_other_rows_go_on_is_sampled(
         assert unsampled(samples, rows, table) == ([f"{problem}{table} ({TM})"] if late else [])
 
 
+def test_a_task_that_reads_restored_input_has_no_sample_until_it_runs():
+    """Its output is sampled meanwhile, for 2 s here. One that fails before it runs has no sample."""
+    begin = state("b-0", "DEPLOYING", "INITIALIZING", 2)
+    end = state("b-0", "INITIALIZING", "RUNNING", 5.0)
+    rows = [("channels", CHANNEL[1] | {"t": t}) for t in (3.0, 4.2, 4.9, 5.1)]
+    sampled = [sample("b-0", 5.2, role="sink", records_in=5), *rows]
+    assert found({11: [HEALTHY[11], begin, end], 21: sampled, 23: None}) == []
+    assert found({11: [HEALTHY[11], begin], 21: sample("a-0")[1] | {"role": "source"}, 23: rows}) == []
+    late = [*rows, ("channels", CHANNEL[1] | {"t": 6.3})]
+    (missing,) = found(
+        {
+            11: [HEALTHY[11], begin, end],
+            21: sample("b-0", 5.1)[1] | {"role": "sink", "records_in": 5},
+            23: late,
+        }
+    )
+    assert "is 1.2 s before its next row in channels" in missing
+
+
 def test_a_task_without_any_sample_is_missed_after_its_first_row():
     """One sampling interval and a second."""
     (missing,) = found(

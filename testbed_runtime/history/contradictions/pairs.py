@@ -362,12 +362,19 @@ def _spent(trial: CheckedTrial) -> Iterator[Damage]:
 
 
 def _unsampled(trial: CheckedTrial) -> Iterator[Damage]:
-    """Yield an attempt that has no sample for a long time in which its process wrote rows about its channels or latencies."""
+    """Yield an attempt that has no sample for a long time in which its process wrote rows about its channels or latencies. A task is
+    sampled while it runs; its channels are sampled also while it reads restored input before that."""
+    initialized = {attempt_of(event) for event in trial.changes("task.state", "INITIALIZING")}
+    running = {attempt_of(event): event["t_ns"] for event in trial.changes("task.state", "RUNNING")}
     interval_ns = int(sampling_of(len(trial.tasks)).sample_s * NS)
     late_ns, pause_ns = TOLERANCE_NS + interval_ns, TOLERANCE_NS + UNSAMPLED * interval_ns
     sampled = _times(trial.table("tasks"))
     for name in ("channels", "latency") if "tasks" in trial.tables else ():
-        for (process, task, attempt), times in _times(trial.table(name)).items():
+        for (process, task, attempt), written in _times(trial.table(name)).items():
+            since = running.get((task, attempt), written[-1] + 1 if (task, attempt) in initialized else 0)
+            times = written[written >= since]
+            if not len(times):
+                continue
             samples = sampled.get((process, task, attempt), times[:1])
             after = np.searchsorted(samples, times)
             begun = np.where(after > 0, samples[np.maximum(after - 1, 0)], times[0])
