@@ -6,8 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from testbed_runtime.core.ids import ExecutionAttemptID
 from testbed_runtime.core.job.checkpoints import (
     FOREVER,
@@ -322,11 +320,11 @@ class Checkpoints:
             )
             for task, ack in pending.acknowledged.items()
         }
-        for finished in self._done.latest.tasks if self._done.latest is not None else ():
-            key = (finished.vertex, finished.subtask)
-            if key not in tasks:  # it had finished before this checkpoint: it keeps its last state
-                tasks[key] = replace(finished, commits=())
-        ordered = tuple(tasks[task] for task in self._graph.tasks if task in tasks)
+        for execution in self._graph.executions:
+            if execution.task not in tasks:  # it had finished before this checkpoint
+                vertex = self._graph.graph.vertex(execution.task[0])
+                tasks[execution.task] = self._done.finished(pending.id, execution, vertex)
+        ordered = tuple(tasks[task] for task in self._graph.tasks)
         timestamp_ms = int(pending.triggered_at * 1000)
         return CompletedCheckpoint(
             pending.id,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from testbed_runtime.core.job.checkpoints import retained_checkpoints
-from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Restore
+from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Execution, Restore
 from testbed_runtime.core.job.failover import name_of
+from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.job.messages import SinkCommit
-from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore
+from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredTask
 from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.workload.snapshots import SubtaskSnapshot, encode_snapshot
 
 MAX_UNRECORDED = 100
 """Further completed checkpoints kept while the recorder is unreachable: no history has their commits yet."""
@@ -29,6 +33,8 @@ class CompletedCheckpoints:
         self._retained = [latest] if latest is not None else []
         unrecorded = (*latest.unrecorded, latest.checkpoint) if latest is not None else ()
         self._unrecorded: dict[int, None] = dict.fromkeys(unrecorded)
+        self._ended: dict[str, bytes] = {}
+        """The states of finished tasks that are not in the store yet."""
         self._flush_first = False
         self._restore: tuple[CompletedCheckpoint | None, Restore] | None = None
         self.latest = latest
@@ -63,8 +69,28 @@ class CompletedCheckpoints:
         before the recorder has them."""
         self._flush_first = True
 
+    def finished(self, checkpoint: int, execution: Execution, vertex: JobVertex) -> StoredTask:
+        """Return the state of a task that had finished before a checkpoint: the one that covers its end or, in a job without periodic
+        checkpoints, one with which it has nothing left to do (FullyFinishedOperatorState of FLIP-147)."""
+        attempt, subtask = execution.attempt.attempt, execution.task[1]
+        if self.latest is not None and not self.latest.parallelism:
+            for task in self.latest.tasks:
+                if (task.vertex, task.subtask, task.attempt) == (*execution.task, attempt):
+                    return replace(task, commits=())
+        emitted = 0
+        if (source := vertex.source) is not None:
+            emitted = source.limit if source.splits else max(0, source.share(subtask, vertex.parallelism))
+        snapshot = SubtaskSnapshot(
+            checkpoint, vertex.name, subtask, vertex.parallelism, vertex.max_parallelism, emitted
+        )
+        key = f"jobs/{self.job}/checkpoints/{checkpoint}/{name_of(execution.task)}/{execution.attempt}"
+        self._ended[key] = data = encode_snapshot(snapshot)
+        return StoredTask(vertex.name, subtask, attempt, key, len(data))
+
     async def put(self, completed: CompletedCheckpoint) -> None:
         """Write it to the store. Raises OSError."""
+        while self._ended:
+            await self._store.put_state(*self._ended.popitem())
         if self._flush_first:
             self._flush_first = False
             await self._services.history.flush()

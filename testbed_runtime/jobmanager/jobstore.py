@@ -131,6 +131,10 @@ class JobStore:
     async def put_status(self, job: str, status: StoredStatus) -> None:
         await self._blobs.put(f"jobs/{job}/status", msgspec.json.encode(status))
 
+    async def put_state(self, key: str, data: bytes) -> None:
+        """Write the state of a task that has not written it itself."""
+        await self._blobs.put(key, data)
+
     async def put_checkpoint(self, completed: CompletedCheckpoint) -> None:
         """Write the metadata, then the pointer. The second write completes the checkpoint."""
         folder = f"jobs/{completed.job}/checkpoints"

@@ -36,7 +36,7 @@ from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.messages import TriggerCheckpoint
 from testbed_runtime.core.options import LATENCY_INTERVAL
-from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
+from testbed_runtime.taskmanager.checkpoints import TakenSnapshot, covers_end
 from testbed_runtime.taskmanager.debloating import TaskDebloating
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.receiving import Receiving
@@ -73,7 +73,7 @@ class StreamTask:
 
     __slots__ = (
         "_at_once", "_barriers", "_connected", "_data_ended", "_debloating", "_dropped", "_emit",
-        "_free_at", "_has_timers", "_open", "_policy", "_readers", "_receiving", "_run", "_run_buffers",
+        "_free_at", "_has_timers", "_open", "_policy", "_producers_wait", "_readers", "_receiving", "_run", "_run_buffers",
         "_service", "_service_time_s", "_sink", "_superstep_ends", "_tracks_latency", "_unaligned",
         "operator",
     )  # fmt: skip
@@ -95,6 +95,9 @@ class StreamTask:
         """The unaligned checkpoint whose barriers have not all arrived."""
         self._tracks_latency = run.services.options.duration(LATENCY_INTERVAL) > 0
         self._data_ended = False
+        self._producers_wait = covers_end(run.services.options)
+        """Whether producers finish after their consumers have read everything. A checkpoint that is triggered here waits for the end of
+        the data otherwise. Flink's does not, and loses what is unread."""
         self._open = dict.fromkeys(range(run.input.channel_count))
         """The channels that have not ended."""
         self._superstep_ends = 0
@@ -165,7 +168,7 @@ class StreamTask:
         while not finished:
             if self._receiving is not None:
                 self._receiving.raise_if_failed()
-            if run.triggers:
+            if run.triggers and (self._data_ended or self._producers_wait):
                 await self._on_trigger(run.triggers.popleft())
             if (due := self._next_timer()) is not None and due <= run.now():
                 await self._on_timers()

@@ -63,7 +63,7 @@ class GeneratedSource:
         self.block_start = 0
         """The number of the first record of the block."""
         self.next_sequence = 0
-        self.limit = max(0, -((subtask - config.limit) // parallelism)) if config.limit else -1
+        self.limit = config.share(subtask, parallelism)
         """How many records it emits; -1 for no limit."""
         if config.splits:
             self.limit = 0  # each split that it is given raises it

@@ -39,6 +39,10 @@ class SourceConfig(Struct, frozen=True):
     """Parts of `limit` that the subtasks request from the JobMaster one after the other; 0: each has a fixed share."""
     socket: str = ""
 
+    def share(self, subtask: int, parallelism: int) -> int:
+        """Return how many records a subtask emits; -1 for no limit."""
+        return max(0, -((subtask - self.limit) // parallelism)) if self.limit else -1
+
 
 class OperatorConfig(Struct, frozen=True):
     kind: str = "map"
