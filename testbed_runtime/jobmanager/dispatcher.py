@@ -21,6 +21,7 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.restore import STATE_RECOVERY, with_max_parallelism
 from testbed_runtime.core.options import Options
+from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.jobmaster import JobMaster
 from testbed_runtime.jobmanager.jobstore import (
     CompletedCheckpoint,
@@ -79,6 +80,8 @@ class Dispatcher:
         self._rm = resourcemanager
         self._store = JobStore(services.blobs)
         self._submitted = 0
+        self._ended: tuple[StoredJob, StoredStatus] | None = None
+        """The newest job, if it had ended before this JobManager started."""
         self.jobmaster: JobMaster | None = None
         self.jobmaster_handlers: dict[type, Handler] = {}
         """The handlers of the endpoint `jobmaster`: those of the current JobMaster."""
@@ -92,21 +95,26 @@ class Dispatcher:
         }
 
     async def recover(self, former: FormerSession) -> None:
-        """Recover the newest job of the store, unless it has ended."""
+        """Recover the newest job of the store. Of one that has ended, recover only the result (Flink's JobResultStore)."""
         jobs = await self._store.jobs()
         self._submitted = len(jobs)
         if not jobs:
             return
+        stored = jobs[-1]
         try:
-            status = await self._store.status(jobs[-1].job)
+            status = await self._store.status(stored.job)
         except KeyError:
             status = StoredStatus(state="CREATED", epoch=0, attempt=-1, restarts=0)
-        status = former.known(jobs[-1], status)
-        if status.state not in TERMINAL_JOB_STATES:
-            recovery = await self._recovery(jobs[-1].configuration)
-            if recovery is not None:  # the killed JobManager may not have recorded it
-                self._record_restored(recovery, jobs[-1].job)
-            await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job), former.why)
+        status = former.known(stored, status)
+        recovery = await self._recovery(stored.configuration)
+        if recovery is not None:  # the killed JobManager may not have recorded it
+            self._record_restored(recovery, stored.job)
+        latest = await self._store.latest(stored.job)
+        if status.state in TERMINAL_JOB_STATES:
+            await CompletedCheckpoints(self._services, stored.job, self._store, latest).recover()
+            self._ended = stored, status
+        else:
+            await self._run(stored, status, latest, former.why)
 
     async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
         """Submit the job in application mode, unless the store holds a job already, in any state. Raises FlinkError."""
@@ -115,9 +123,23 @@ class Dispatcher:
 
     def status(self, job: str = "") -> JobStatusReply:
         """Return the status of the newest job, or of the named one. Raises FlinkError when it does not exist."""
+        if (ended := self._ended_job(job)) is not None:
+            return JobStatusReply(
+                ended.state,
+                cause_class=ended.cause_class,
+                cause=ended.cause,
+                restarts=ended.restarts,
+                taskmanagers=self._rm.taskmanagers,
+            )
         if self.jobmaster is None and not job:
             return JobStatusReply(NO_JOB, taskmanagers=self._rm.taskmanagers)
         return self._find(job).status()
+
+    def _ended_job(self, job: str) -> StoredStatus | None:
+        """Return the last status of a job that ended before this JobManager started."""
+        if self._ended is None or job not in ("", self._ended[0].job, self._ended[0].graph.name):
+            return None
+        return self._ended[1]
 
     async def _submit(self, message: SubmitJob) -> Acknowledge:
         """Submit a job. The `reason` of the answer is the job's id."""
@@ -175,6 +197,7 @@ class Dispatcher:
         latest: CompletedCheckpoint | None,
         revoked: str = "",
     ) -> None:
+        self._ended = None
         if self.jobmaster is not None:
             self.jobmaster.close()
         options = self._options(stored.configuration)
@@ -205,17 +228,19 @@ class Dispatcher:
 
     async def _cancel(self, message: CancelJob) -> Acknowledge:
         """Cancel a job. One that has ended otherwise cannot be cancelled any more (Dispatcher.cancelJob)."""
-        jobmaster = self._find(message.job)
-        if jobmaster.state in TERMINAL_JOB_STATES - {"CANCELED"}:
+        state = self.status(message.job).state
+        if state in TERMINAL_JOB_STATES - {"CANCELED"}:
             raise FlinkError(
                 "FlinkJobTerminatedWithoutCancellationException",
-                f"Flink job ({jobmaster.job}) was not canceled, but instead {jobmaster.state}.",
+                f"Flink job ({message.job}) was not canceled, but instead {state}.",
             )
-        jobmaster.cancel()
+        if self._ended is None:
+            self._find(message.job).cancel()
         return Acknowledge()
 
     async def _stop(self, message: StopWithDrain) -> Acknowledge:
-        self._find(message.job).stop_with_drain()
+        if self._ended_job(message.job) is None:
+            self._find(message.job).stop_with_drain()
         return Acknowledge()
 
 

@@ -64,6 +64,25 @@ async def test_J_135_a_job_that_has_ended_otherwise_cannot_be_cancelled():
         assert refused.value.class_name == "FlinkJobTerminatedWithoutCancellationException"
 
 
+@virtually
+async def test_a_job_that_has_ended_keeps_its_result_when_the_jobmanager_restarts():
+    """As in Flink's JobResultStore. It is neither run, stopped nor cancelled again, and another job may be submitted."""
+    async with running_job(4, {"restart-strategy.type": "none"}) as cluster:
+        await cluster.running_on("sink-0").report(cluster.attempt_of("sink-0"), "FAILED", "Exception", "x")
+        await cluster.until_state("FAILED")
+        before = await cluster.status()
+        await cluster.manager.close()
+        await cluster.start_jobmanager()
+        after = await cluster.status()
+        assert (after.state, after.cause, after.restarts) == (before.state, before.cause, before.restarts)
+        assert (await cluster.dispatch(StopWithDrain(""))).accepted
+        with pytest.raises(RemoteFailure, match="was not canceled, but instead FAILED"):
+            await cluster.dispatch(CancelJob(""))
+        assert (await cluster.status()).state == "FAILED"
+        await cluster.submit()
+        assert (await cluster.status()).state != "FAILED"
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.002])
 @pytest.mark.parametrize("ends", ["CANCELED", "FAILED"])
 def test_J_139_slots_that_were_requested_are_given_back_when_the_job_ends(after_s, ends):

@@ -89,6 +89,24 @@ async def test_commits_that_the_recorder_never_acknowledged_are_written_again_by
 
 
 @virtually
+async def test_the_commits_of_a_job_that_has_ended_are_written_again_too():
+    """The JobManager is killed after the end of the job, before the recorder has acknowledged them."""
+    async with Cluster(4, commit=COMMIT) as cluster:
+        cluster.rows.flush = AwayRecorder(away=True).flush
+        await cluster.submit()
+        await cluster.until(lambda: cluster.rows.table("delivery"))
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until_state("FINISHED")
+        await asyncio.sleep(0.2)
+        before = committed(cluster.rows.table("delivery"))
+        cluster.rows.rows.clear()
+        await cluster.manager.close()
+        await cluster.start_jobmanager()
+        assert (await cluster.status()).state == "FINISHED"
+        assert committed(cluster.rows.table("delivery")) == before
+
+
+@virtually
 async def test_commits_that_are_in_the_record_are_not_written_again():
     """Acknowledged by the recorder, and said so in the store."""
     async with Cluster(4, commit=COMMIT) as cluster:
