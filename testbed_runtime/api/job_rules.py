@@ -140,12 +140,13 @@ def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterat
 
 
 def _keyed(target: models.Vertex, partitioning: str, where: str) -> Iterator[UserError]:
-    """Check that the subtasks of a window get only their own keys, which is not known of another edge. A restore drops the panes of all
-    others."""
-    if target.operator == "window" and target.parallelism > 1:
-        wide = f"the window {target.name!r} has parallelism {target.parallelism}"
-        problem = f"is {partitioning}, but {wide} and needs hash directly before it, as Flink's needs keyBy"
-        yield UserError(f"{where}.partitioning", problem, "write hash, or parallelism: 1 for the window")
+    """Check that the subtasks of an operator with keyed state get only their own keys, which is not known of another edge. A restore drops
+    the state of all others."""
+    if target.operator in ("window", "keyed-count") and target.parallelism > 1:
+        wide = f"the {target.operator} {target.name!r} has parallelism {target.parallelism}"
+        problem = f"is {partitioning}, but {wide} and needs hash directly before it, as keyed state in Flink needs keyBy"
+        hint = f"write hash, or parallelism: 1 for the {target.operator}"
+        yield UserError(f"{where}.partitioning", problem, hint)
 
 
 def _shape(job: models.Job, path: str) -> Iterator[UserError]:
