@@ -52,6 +52,8 @@ AGENT_MEMORY = ("64Mi", "256Mi")
 AGENT_CPU = "100m"
 """Request of the packet agent, as much as for a TaskManager. The agent's timers produce the requested latency, and they would be late on
 a busy node with a smaller share."""
+FIXED = frozenset({STORE, PROXY})
+"""Processes that do not depend on the configuration, so their pods stay: the store's pod holds the checkpoints."""
 _NOT_PART_OF_A_POD = ("replicas", "replaceLost")
 """Fields of spec.taskManagers that change the number of pods, not their content."""
 
@@ -100,10 +102,8 @@ def recorder_address(text: str) -> list[Any] | None:
 
 
 def pod_hash(testbed: Manifest, process: str) -> str:
-    """Return the hash of a pod's configuration. It does not include the image, so a new operator does not replace running pods.
-
-    Store and proxy do not depend on the configuration and are never rolled: the store's pod holds the checkpoints."""
-    return "fixed" if process in {STORE, PROXY} else configuration(testbed)
+    """Return the hash of a pod's configuration. It does not include the image, so a new operator does not replace running pods."""
+    return "fixed" if process in FIXED else configuration(testbed)
 
 
 def configuration(testbed: Manifest) -> str:
@@ -225,7 +225,9 @@ def restricted_pod(metadata: Manifest, settings: Settings, **spec: Any) -> dict[
         "securityContext": POD_SECURITY,
         "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
     }
-    return podsettings.applied(manifest("Pod", metadata, spec={**everywhere, **spec}), settings.pods)
+    annotations = {**metadata.get("annotations", {}), naming.ANNOTATION_IMAGE: spec["containers"][0]["image"]}
+    pod = manifest("Pod", {**metadata, "annotations": annotations}, spec={**everywhere, **spec})
+    return podsettings.applied(pod, settings.pods)
 
 
 def restricted_container(

@@ -219,6 +219,8 @@ class Pod(Resource, frozen=True):
     phase = At("status", "phase", default="Pending")
     address = At("status", "podIP", default="")
     """Empty until it has one."""
+    image = At("metadata", "annotations", naming.ANNOTATION_IMAGE, default="")
+    """The image that the operator asked for; empty for pods of earlier versions."""
     incarnation = At("metadata", "labels", naming.LABEL_INCARNATION, default=1)
     config = At("metadata", "labels", naming.LABEL_CONFIG, default="")
     secret_uid = At("metadata", "annotations", naming.ANNOTATION_SECRET_UID, default="")

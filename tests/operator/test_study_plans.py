@@ -23,7 +23,8 @@ ACCOUNTS = frozenset({("ServiceAccount", naming.STUDY_ACCOUNT), ("RoleBinding", 
 
 
 def a_pod(phase: str = "Running", **metadata: Any) -> Pod:
-    given = {"name": "knobs-study", "namespace": "lab", "uid": "p"}
+    image = {naming.ANNOTATION_IMAGE: SETTINGS.image}
+    given = {"name": "knobs-study", "namespace": "lab", "uid": "p", "annotations": image}
     return Pod({"metadata": {**given, **metadata}, "spec": {}, "status": {"phase": phase}})
 
 

@@ -40,8 +40,10 @@ class ScenarioRunHandler(Handler):
             return planner.Observed(run, namespace_ends=True)
         # read after the pods: once the runner is gone, no further testbed is created
         testbeds = () if recent else await _testbeds(context, run)
-        unfinished, last_end = await _batch(context, run) if ("Pod", spark) in pods else (0, 0.0)
         runner = pods.get(("Pod", naming.runner_name(key.name)))
+        warm = pods.get(("Pod", spark))
+        earlier = warm is not None and planner.is_earlier(Pod(warm.raw), run, runner, context.settings)
+        unfinished, last_end = await _batch(context, run, waits=earlier) if warm else (0, 0.0)
         # a runner reports before it ends, but the event of its pod may arrive before that of the report
         runs = recent and runner is not None and _is_settled(runner, run)
         report, status_map = await report_of(context, run, RunReport, recent=runs)
@@ -166,18 +168,21 @@ async def other_runs(context: Context, owner: Run | Study) -> tuple[Run, ...]:
     return tuple(r for r in map(Run, listed) if r.uid != owner.uid)
 
 
-async def _batch(context: Context, run: Run) -> tuple[int, float]:
+async def _batch(context: Context, run: Run, *, waits: bool = False) -> tuple[int, float]:
     """Return how many other runs with the warm Spark are unfinished in the namespace, and when the last one ended.
 
-    Only a finished or suspended run checks whether the Spark pod can be removed: a study has hundreds of runs, each reconciled
-    every second."""
-    if not (run.uses_warm_spark and (run.finished or run.status.phase == SUSPENDED)):
+    Only a finished or suspended run checks whether the Spark pod can be removed, and one that `waits` counts those that have begun: a study
+    has hundreds of runs, each reconciled every second."""
+    if not (run.uses_warm_spark and (waits or run.finished or run.status.phase == SUSPENDED)):
         return 0, 0.0
     listed = await context.cluster.list("ScenarioRun", run.namespace)
     warm = [r for r in map(Run, listed) if r.uses_warm_spark]
     # a run that is suspended or being deleted needs no Spark
     others = [r for r in warm if r.uid != run.uid and not (r.finished or r.terminating)]
-    unfinished = sum(not (r.suspended and r.status.phase == SUSPENDED) for r in others)
+    unfinished = sum(
+        not (r.suspended and r.status.phase == SUSPENDED) and (r.status.runner_starts > 0 or not waits)
+        for r in others
+    )
     ends = [seconds(at) for r in warm if (at := r.status.completed_at)]
     return unfinished, max(ends, default=0.0)
 

@@ -48,6 +48,7 @@ class TestbedHandler(Handler):
         config_map = await beside(Resource, "ConfigMap", testbed.config_map)
         mounted = any(is_task_manager(pod.process) for pod in pods)
         makes = bool(testbed.certificate_secret) and certificate is None and not mounted
+        run = testbed.labels.get(naming.LABEL_RUN, "")
         claim = naming.pod_name(key.name, STORE) if objects.store_claim(testbed.raw) else ""
         return planner.TestbedObserved(
             testbed,
@@ -60,6 +61,7 @@ class TestbedHandler(Handler):
             context.entropy() if secret is None else "",
             certificate,
             context.certificate() if makes else b"",
+            await beside(Pod, "Pod", naming.runner_name(run), given=True) if run else None,
         )
 
 

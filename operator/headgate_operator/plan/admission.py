@@ -13,6 +13,11 @@ from testbed_runtime.api.status import SUSPENDED, Status
 from testbed_runtime.api.views import Run, seconds
 
 QUEUED = no("Reconciling", "Queued", "waits until another run of the namespace frees resources of the quota")
+BEHIND_UPGRADE = no(
+    "Reconciling",
+    "Queued",
+    "waits until the runs that began before the upgrade of the installation have ended",
+)
 
 
 def never_admitted(what: str, status: Status, settings: Settings, now: float) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from headgate_operator.plan import conditions
-from headgate_operator.plan.admission import QUEUED
 from headgate_operator.plan.conditions import clip, no, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit, is_new, problem_of
 from testbed_runtime.api import naming
@@ -47,9 +46,9 @@ def running(
     recorder: Pod | None = None,
     history: History,
     spark: Pod | None,
-    queued: bool = False,
+    queue: Condition | None = None,
 ) -> ScenarioRunStatus:
-    """Return the status while the runner is at work, or about to be. `queued`: it waits for the resources of another run."""
+    """Return the status while the runner is at work, or about to be. `queue`: the condition of a run that waits for another one."""
     before = run.status
     between = report is not None and report.phase == "Running" and not report.trial_phase
     waits = run.suspended and between
@@ -76,10 +75,10 @@ def running(
     else:
         ready = yes("Ready", "Running", "the runner is at work")
     reconciling = yes("Reconciling", phase, report.message if report else "")
-    if waits or queued:
-        reconciling = no("Reconciling", SUSPENDED) if waits else QUEUED
+    if waits or queue:
+        reconciling = queue or no("Reconciling", SUSPENDED)
     # a user has to fix a problem, so it takes precedence over the runner's progress
-    message = trouble or (report.message if report else "")
+    message = trouble or (report.message if report else queue.message if queue else "")
     status = replace(status, message=clip(message))
     healing = [yes(HEALING, "Asked", "the runner ends its trial and the run")] if run.heal_requested else []
     return with_conditions(run, status, [

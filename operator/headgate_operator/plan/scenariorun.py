@@ -71,7 +71,7 @@ class Observed(Struct, frozen=True):
     """`status.json` of ConfigMap `<run>-status`."""
     testbeds: tuple[Testbed, ...] = ()
     unfinished: int = 0
-    """Other runs of the namespace that are not Complete and use its warm Spark."""
+    """Other runs of the namespace that are not Complete and use its warm Spark; of a run that has not begun, only those that have."""
     last_end: float = 0.0
     """When the newest Complete run of the namespace ended."""
     others: tuple[Run, ...] = ()
@@ -152,6 +152,10 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)
     history, spark = _history(observed), observed.spark
+    earlier = spark is not None and is_earlier(spark, run, observed.runner, settings)
+    queue = admission.QUEUED if queued else None
+    if earlier and observed.unfinished:
+        queue = admission.BEHIND_UPGRADE
     status = runstatus.running(
         run,
         report,
@@ -160,10 +164,13 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         recorder=observed.recorder,
         history=history,
         spark=spark,
-        queued=queued,
+        queue=queue,
     )
     if finalizer := add_finalizer(run):
         return Plan((*finalizer, *_first_events(findings)), status, 0.0)
+    if spark is not None and earlier:
+        replaced = [delete("Pod", spark)] if not (observed.unfinished or spark.terminating) else []
+        return Plan((*_first_events(findings), *replaced), status, LOOK_AGAIN_S)
     actions: list[Action] = [
         *_first_events(findings),
         *runstatus.events(run.status, status),
@@ -176,6 +183,13 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     if run.heal_requested:
         actions.append(Ask("heal-all"))
     return Plan(tuple(actions), status, LOOK_SOON_S if run.heal_requested else LOOK_AGAIN_S)
+
+
+def is_earlier(spark: Pod, run: Run, runner: Resource | None, settings: Settings) -> bool:
+    """Return whether Spark is of the version before an upgrade of the installation, and the run will be of the new one. It would call the
+    record of a newer version damaged, and a newer Spark that of the runs which have begun, so it is replaced between them."""
+    begun = run.finished or run.status.runner_starts or runner is not None
+    return not begun and spark.image != settings.spark_image
 
 
 def _mirrored_end(

@@ -100,7 +100,9 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
         )
         return [Create(objects_runs.study_pod(observed.study, settings)), event]
     account = pod.spec.get("serviceAccountName", naming.STUDY_ACCOUNT)
-    useless = pod.ended or account != naming.STUDY_ACCOUNT or has_old_settings(pod, settings)
+    # after an upgrade of the installation, it may not understand the reports of newer runs
+    old = pod.image != settings.image or account != naming.STUDY_ACCOUNT or has_old_settings(pod, settings)
+    useless = pod.ended or old
     if useless and not pod.terminating:
         return [delete("Pod", pod)]
     return []

@@ -48,6 +48,8 @@ class TestbedObserved(Struct, frozen=True):
     certificate: Secret | None = None
     """The Secret with the certificate of the data ports; None also if they do not use TLS."""
     new_certificate: bytes = b""
+    runner: Pod | None = None
+    """The runner of the run that the Testbed belongs to."""
 
     @property
     def object(self) -> Manifest:
@@ -150,6 +152,11 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
         if is_task_manager(p) and p in members and not (p in pods and pods[p].alive)
     }
     live = [p for p in rolling_order(desired) if p in pods and pods[p].alive]
+    changed = [p for p in live if pods[p].config != objects.pod_hash(testbed.raw, p)]
+    together = [p for p in live if pods[p].secret_uid != observed.secret_uids(p)]
+    if changed and any(pods[p].image != settings.image for p in live):
+        old = [p for p in live if p in changed or pods[p].image != settings.image]
+        together += [p for p in old if p not in objects.FIXED and p not in together]
     return State(
         desired,
         pods,
@@ -157,12 +164,8 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
         _incarnations(status, pods),
         members,
         lost,
-        tuple(
-            p
-            for p in live
-            if pods[p].config != objects.pod_hash(testbed.raw, p) or _is_stuck(observed, pods[p], settings)
-        ),
-        tuple(p for p in live if pods[p].secret_uid != observed.secret_uids(p)),
+        tuple(p for p in live if p in changed or _is_stuck(observed, pods[p], settings)),
+        tuple(together),
     )
 
 
@@ -207,7 +210,7 @@ def decide(state: State, testbed: Testbed, now: float) -> Steps:
             dead.append(process)
     waits = [since + delay - now for p, since in state.lost.items() if delay is not None and p not in due]
     blocked = any(p in state.taken for p in state.desired)
-    rolled = state.old_token or _roll(state, quiet=not (make or dead or remove))
+    rolled = state.together or _roll(state, quiet=not (make or dead or remove))
     pods_to_replace = tuple(dict.fromkeys((*dead, *rolled)))
     pause = min([*waits, *([SOON_S] if blocked else [])], default=None)
     return Steps(tuple(make), tuple(remove), pods_to_replace, pause)
@@ -225,6 +228,7 @@ def _roll(state: State, *, quiet: bool) -> tuple[str, ...]:
 
 def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings: Settings) -> list[Action]:
     deletes = [delete("Pod", state.pods[process]) for process in (*steps.remove, *steps.replace)]
+    settings = _as_its_peers(observed, state, steps, settings)
     creates = [
         Create(
             objects.pod(
@@ -238,6 +242,15 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
         for process in steps.make
     ]
     return [*deletes, *creates]
+
+
+def _as_its_peers(observed: TestbedObserved, state: State, steps: Steps, settings: Settings) -> Settings:
+    """Return the settings with the image of the run's runner, or of the pods that stay. After an upgrade of the installation, these may not
+    understand a pod of the new version."""
+    stay = [p for p in state.desired if p not in objects.FIXED and p not in steps.replace and state.alive(p)]
+    peers = [*([observed.runner] if observed.runner else []), *(state.pods[p] for p in stay)]
+    images = [pod.image for pod in peers if pod.containers_run and pod.image]
+    return replace(settings, image=images[0]) if images else settings
 
 
 def _next(steps: Steps, state: State, testbed: Testbed, job: Mapping[str, Any] | None) -> float:

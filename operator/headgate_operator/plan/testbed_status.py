@@ -48,8 +48,9 @@ class State(Struct, frozen=True):
     """Wanted TaskManagers without a live pod, and since when."""
     stale: tuple[str, ...]
     """Live pods with an old configuration or, if they cannot start, with old settings; TaskManagers from the highest ordinal, then the JobManager."""
-    old_token: tuple[str, ...]
-    """Live pods with a token or a certificate that is no longer valid: they reject every request, or every connection for data."""
+    together: tuple[str, ...]
+    """Live pods that are replaced at once. Those with a token or a certificate that is no longer valid reject every request, or every
+    connection for data. Those of an earlier version of Headgate, whose configuration changes, may not understand the new ones."""
 
     def alive(self, process: str) -> bool:
         return process in self.pods and self.pods[process].alive
@@ -187,11 +188,11 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _is_replacing(state: State, steps: Steps) -> bool:
-    return bool(steps.replace or state.stale or state.old_token)
+    return bool(steps.replace or state.stale or state.together)
 
 
 def _to_replace(state: State) -> str:
-    pending = ", ".join(dict.fromkeys((*state.stale, *state.old_token)))
+    pending = ", ".join(dict.fromkeys((*state.stale, *state.together)))
     return f"still to be replaced: {pending}".rstrip(": ")
 
 
@@ -280,8 +281,8 @@ def _pod_events(testbed: Testbed, state: State, steps: Steps) -> list[Emit]:
 
 
 def _why_replaced(testbed: Testbed, state: State, process: str) -> str:
-    if process in state.old_token:
-        return ": its token or certificate is no longer valid"
     if state.pods[process].config != objects.pod_hash(testbed.raw, process):
         return f" for generation {testbed.generation}"
+    if process in state.together:
+        return ": its token, its certificate or its version is no longer that of the other pods"
     return ": it could not start, and the settings of the installation may have changed"
