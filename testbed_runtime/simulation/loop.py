@@ -16,7 +16,7 @@ import contextvars
 import gc
 import heapq
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterator
 from heapq import heappop, heappush
 from typing import Any, TypeVar
@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._turns_now = 0
         self._stopped: dict[str, list[asyncio.Handle] | None] = {}
         """The paused processes with the callbacks that they have missed, and the killed ones with None."""
-        self._owned: dict[str, weakref.WeakSet[asyncio.Task[Any]]] = {}
+        self._owned: defaultdict[str, weakref.WeakSet[asyncio.Task[Any]]] = defaultdict(weakref.WeakSet)
         self._killed_tasks: list[asyncio.Task[Any]] = []
 
     def time(self) -> float:
@@ -136,7 +136,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._stopped.get(process, ()) is None:
             self._killed_tasks.append(task)
         elif process:
-            self._owned.setdefault(process, weakref.WeakSet()).add(task)
+            self._owned[process].add(task)
         return task
 
     # ---- callbacks and timers

@@ -69,6 +69,7 @@ class SmallWorld(Judging):
             blobs=self.blobs,
             history=self.history,
             pace=pace,
+            frame_faults=False,
         )
         self.names = [f"tm-{ordinal}" for ordinal in range(taskmanagers)]
         self.processes = Processes(world)
