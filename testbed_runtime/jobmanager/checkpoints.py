@@ -248,18 +248,34 @@ class Checkpoints:
                 persisted_bytes=message.persisted_bytes,
             )
         if outcome is AckOutcome.COMPLETE and pending is not None:
-            age_s = self._services.clock.now() - pending.triggered_at
-            self._row(pending.id, "finalizing", duration_s=age_s)
-            self._finalizing[pending.id] = self._services.waits.begin(
-                "completion", JOBMASTER_NAME, f"checkpoint {pending.id}"
-            )
-            self._to_store.append(pending)
-            if len(self._to_store) == 1:
-                self._store_next()
+            self._acknowledged(pending)
         return True
 
+    def _acknowledged(self, pending: PendingCheckpoint) -> None:
+        age_s = self._services.clock.now() - pending.triggered_at
+        self._row(pending.id, "finalizing", duration_s=age_s)
+        self._finalizing[pending.id] = self._services.waits.begin(
+            "completion", JOBMASTER_NAME, f"checkpoint {pending.id}"
+        )
+        self._to_store.append(pending)
+        if len(self._to_store) == 1:
+            self._store_next()
+
+    def task_finished(self, task: Task) -> None:
+        """Record that a task has finished. The final checkpoint of a stop may have been triggered when it had nothing left to do."""
+        pending = self._coordinator.finish(task) if self._services.options.checkpoints_after_finish else None
+        if pending is not None:
+            self._acknowledged(pending)
+
     def decline(self, execution: Execution, message: DeclineCheckpoint) -> None:
-        self._fail(message.checkpoint, CheckpointFailureReason.of(message.reason), by=execution)
+        """Handle a task that takes no snapshot. If it is ending, it reports its end instead (`task_finished`): the final checkpoint of a
+        stop goes on without it. In Flink the stop fails, and the job restarts."""
+        reason = CheckpointFailureReason.of(message.reason)
+        ending = reason is _R.CHECKPOINT_DECLINED_TASK_CLOSING or execution.state is ExecutionState.FINISHED
+        pending = self._coordinator.pending(message.checkpoint)
+        after_finish = self._services.options.checkpoints_after_finish
+        if not (ending and after_finish and pending is not None and pending.drain):
+            self._fail(message.checkpoint, reason, by=execution)
 
     def _fail(self, checkpoint: int, reason: CheckpointFailureReason, *, by: Execution | None = None) -> None:
         """Fail a checkpoint. If more checkpoints failed than are tolerated and this one was declined `by` a task, the job fails only if

@@ -335,6 +335,8 @@ class JobMaster:
             self._failovers.check_deployed()
             if not self._failovers.active and self.graph.all_in(_S.RUNNING, _S.FINISHED):
                 self._checkpoints.all_running()
+        if state is _S.FINISHED:
+            self._checkpoints.task_finished(task)
         if state is _S.FINISHED and self.graph.has_blocking:
             self._results.on_finished(task)
             self._scheduler.on_finished()

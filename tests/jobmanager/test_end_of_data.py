@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
-from testbed_runtime.core.job.messages import NotifyEndOfData, StopWithDrain
+from testbed_runtime.core.job.messages import (
+    AcknowledgeCheckpoint,
+    DeclineCheckpoint,
+    NotifyEndOfData,
+    StopWithDrain,
+)
 from testbed_runtime.jobmanager.jobstore import JobStore
 from tests.jobmanager.harness import Cluster, running_job, virtually
 
@@ -80,3 +85,27 @@ async def test_a_stop_that_is_refused_later_is_not_wanted_after_a_restart_of_the
         await asyncio.sleep(2)
         assert "Not all required tasks" in (await cluster.status()).stop_refused
         assert not (await store.status(identity)).draining
+
+
+@virtually
+async def test_the_final_checkpoint_of_a_stop_needs_no_task_that_is_ending():
+    """It was triggered when the task had nothing left to do, or its report was on its way. Nothing restarts: in a job without other
+    checkpoints, all records would be emitted again."""
+    async with running_job(4, acknowledges=False, finishes=False) as cluster:
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until(lambda: triggered(cluster))
+        number, ending = triggered(cluster)[-1], ("source-0", "count-0")
+        for name in ending:
+            task, attempt = cluster.running_on(name), cluster.attempt_of(name)
+            closing = DeclineCheckpoint(attempt, number, "CHECKPOINT_DECLINED_TASK_CLOSING")
+            ended = DeclineCheckpoint(attempt, number, "CHECKPOINT_DECLINED_TASK_NOT_READY")
+            await task.ask("jobmaster", closing)
+            await task.report(attempt, "FINISHED")
+            await task.ask("jobmaster", ended)
+        for name in set(TASKS) - set(ending):
+            done = AcknowledgeCheckpoint(cluster.attempt_of(name), number, "handle", 1, 0.0)
+            await cluster.running_on(name).ask("jobmaster", done)
+        await asyncio.sleep(1)
+        rows = [r for r in cluster.rows.table("checkpoints") if r["checkpoint"] == number and not r["task"]]
+        assert [r["state"] for r in rows] == ["triggered", "finalizing", "completed"]
+        assert (await cluster.status()).restarts == 0

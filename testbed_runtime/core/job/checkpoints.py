@@ -501,6 +501,16 @@ class CheckpointCoordinator:
         pending.finalizing = True
         return AckOutcome.COMPLETE
 
+    def finish(self, task: Task) -> PendingCheckpoint | None:
+        """Handle the end of a task: the final checkpoint of a stop need not wait for its acknowledgement. Return
+        that checkpoint if every other task has acknowledged it."""
+        for pending in self._pending.values():
+            if pending.drain and task in pending.waiting:
+                del pending.waiting[task]
+                pending.finalizing = not pending.waiting and bool(pending.acknowledged)
+                return pending if pending.finalizing else None
+        return None
+
     def fail(
         self, checkpoint: int, reason: CheckpointFailureReason, now: float, *, by_task: bool = False
     ) -> Failed | None:
