@@ -1,4 +1,4 @@
-"""What an upgrade of the installation means for runs, studies and Testbeds that exist, without a cluster.
+"""An upgrade of the installation with runs, studies and Testbeds that exist, without a cluster.
 
 Pods of two versions may not understand each other, and one version may call the record of another damaged."""
 
