@@ -75,9 +75,9 @@ def entry(trial: str, shape: Shape, role: str) -> dict[str, Any]:
         "faults": [] if role == "control" else [fault], "phases": shape.phases(), "voided": False, "drained": True,
         "job_state": "RUNNING",
         "job": {
-            "vertices": [{"name": "source", "source": {"records_per_second": RATE}, **vertex},
-                         {"name": "count", "operator": {"kind": "map"}, **vertex},
-                         {"name": "sink", "sink": {"kind": "ledger"}, **vertex}],
+            "vertices": [{"name": "source", "role": "source", "recordsPerSecond": RATE, **vertex},
+                         {"name": "count", "role": "operator", **vertex},
+                         {"name": "sink", "role": "sink", **vertex}],
             "edges": [{"from": "source", "to": "count", "partitioning": "forward"},
                       {"from": "count", "to": "sink", "partitioning": "forward"}],
         },

@@ -96,6 +96,7 @@ from testbed_runtime.core.judgement.recovery import (
 )
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
@@ -179,8 +180,8 @@ class _Paths:
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
         self.waits = waits
         self.delays = added_delays(entry)
-        self.windowed = windows_before_sinks(trial, entry)
-        direct = frozenset(job_shape(trial, entry).sinks) - self.windowed.keys()
+        self.windowed = windows_before_sinks(entry)
+        direct = frozenset(job_shape(entry).sinks) - self.windowed.keys()
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
         """The window vertices before the sinks. Empty if a sink gets records directly."""
         self.effects: Sequence[FaultEffect] = ()
@@ -201,7 +202,7 @@ class _Paths:
         self.awaited = awaited_by(self.entry, lost, self.waits, outage.effect, outage.end)
         used = self.awaited | used_in(self.trial, outage.effect, outage.end)
         self.felt = [w for w in self.waits if (name := stalled_taskmanager(w)) is None or name in used]
-        shape, faults = job_shape(self.trial, self.entry), _faults_of(outage)
+        shape, faults = job_shape(self.entry), _faults_of(outage)
         self.hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
         rounds = self._rounds(outage)
         segments = [s for r in rounds for s in r.segments]
@@ -413,12 +414,12 @@ class _Paths:
         baseline = self.spans.baseline
         if baseline is None:
             return False
-        shape, ended = job_shape(self.trial, self.entry), ended_tasks(self.trial)
+        shape, ended = job_shape(self.entry), ended_tasks(self.trial)
         rare = {*shape.sources, *(v for v in shape.parallelism if shape.windows_before(v))}
         seconds, end = sum(b - a for a, b in spans), max(b for _, b in spans)
         usual, received = defaultdict[str, float](float), defaultdict[str, float](float)
         for one in task_series(self.trial):
-            if one.task.rpartition("-")[0] not in rare and ended.get(one.task, end + 1) > end:
+            if vertex_of(one.task) not in rare and ended.get(one.task, end + 1) > end:
                 before = one.received_until(baseline.end) - one.received_until(baseline.start)
                 rate = before / (baseline.end - baseline.start)
                 usual[one.task] += rate * seconds
@@ -515,7 +516,7 @@ class _Paths:
         """Return the windows that the last subtasks that were behind waited for, and the sinks among these subtasks.
         If some of the subtasks are not behind a window, return the windows before all sinks, and all sinks."""
         behind = self.catch_up.behind_before(end) if self.catch_up is not None else frozenset()
-        vertices = {task.rpartition("-")[0] for task in behind}
+        vertices = set(map(vertex_of, behind))
         if not vertices or not vertices <= self.windowed.keys():
             return self.windows, sinks_of(self.trial)
         windows = sorted({window for vertex in vertices for window in self.windowed[vertex]})
@@ -562,9 +563,8 @@ class _Paths:
         otherwise a failed wait of any kind that can fail a job. Of several, the one that began first counts. A busy
         JobManager learns late that an ask to it timed out, so the first such ask counts, whenever it ended."""
         if failure.report_expired:
-            expired = [w for w in self.waits if w.kind == failure.kind and w.outcome is Outcome.EXPIRED]
-            expired = [w for w in expired if start < w.end_ns <= end]
-            if expired:
+            asked = [w for w in self.waits if w.kind == failure.kind and start < w.end_ns <= end]
+            if expired := [w for w in asked if w.outcome is Outcome.EXPIRED]:
                 return min(expired, key=lambda w: (w.end_ns, w.start_ns, w.wait))
         near = [w for w in self.waits if end - FAILED_NS <= w.end_ns <= end + FAILED_NS // 10]
         near = [w for w in near if w.end_ns > w.start_ns and w.end_ns > start and not is_slot_request(w)]

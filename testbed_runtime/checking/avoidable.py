@@ -135,7 +135,6 @@ class _Ends:
         self.effects = [e for e in effects if e.injected_ns is not None]
         faults = {str(f["name"]): f for f in entry.get("faults") or ()}
         self.asked = {name: round(float(f.get("duration_s") or 0) * NS) for name, f in faults.items()}
-        self.planes = {name: str(f.get("plane") or "") for name, f in faults.items()}
         self.methods = {name: (f.get("params") or {}).get("method") for name, f in faults.items()}
         self.delays, self.round_trips = added_delays(entry), round_trip_delays(entry)
         chosen = options(entry)
@@ -263,7 +262,7 @@ class _Ends:
         """Return the wait as one for the TaskManager's heartbeats, and the faults that kept the TaskManager silent."""
         at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
-        return lost, [e for e in self.effects if keeps_silent(e, lost, self.planes)]
+        return lost, [e for e in self.effects if keeps_silent(e, lost)]
 
     def muted(self, wait: Wait) -> Wait | None:
         """Return the wait for heartbeats, with the lost TaskManager and the fault that mutes it. None if the wait is

@@ -13,6 +13,7 @@ from testbed_runtime.checking.waits import created_ns
 from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 
 LEAST_S = 0.001
@@ -44,7 +45,7 @@ def backlog_words(
         return f"backlog of {seconds(behind)}"
     since = outage.effect - round(age_s * NS)
     subtasks = progress_of(trial, baseline=baseline)
-    direct = [s for s in subtasks if s.role == "sink" and s.task.rpartition("-")[0] not in windowed]
+    direct = [s for s in subtasks if s.role == "sink" and vertex_of(s.task) not in windowed]
     received = direct or [s for s in subtasks if s.role == "source"]
     replayed = processed_s(received, since, max(failures, default=since))
     words = f"backlog of {seconds(behind + age_s)}"

@@ -16,6 +16,7 @@ from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints
+from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 
 STEADY_S = 3
@@ -71,7 +72,7 @@ def baseline_of(
     rate = goodput(sinks, window)
     if not rate:
         return None
-    return Baseline(rate, offered_rate(trial, entry), noise(sinks, window))
+    return Baseline(rate, offered_rate(entry), noise(sinks, window))
 
 
 def cut(window: Window, sinks: Sequence[Progress]) -> Window:
@@ -91,30 +92,21 @@ def cut(window: Window, sinks: Sequence[Progress]) -> Window:
     return Window(window.start, min(ends))
 
 
-def offered_rate(trial: Trial, entry: Entry) -> float | None:
+def offered_rate(entry: Entry) -> float | None:
     """Return the records per second that arrive at all sinks if the job keeps up. None if the job graph does not
     determine it."""
-    shape = job_shape(trial, entry)
-    vertices = {v["name"]: v for v in (entry.get("job") or {}).get("vertices") or ()}
-    if any(v.get("kind") in ("python", "iteration") for v in vertices.values()) or shape.windows:
+    shape = job_shape(entry)
+    known = {v["name"]: v for v in vertices(entry)}
+    if any(v.get("kind") in ("python", "iteration") for v in known.values()) or shape.windows:
         return None
     total = 0.0
     for source in shape.sources:
-        rate = _source_rate(vertices.get(source, {}))
-        if rate is None:
+        rate = known[source].get("recordsPerSecond")
+        # a limited source ends early and a socket has no rate
+        if rate is None or known[source].get("kind", "generated") != "generated":
             return None
-        total += rate * sum(shape.copies(source).values())
+        total += float(rate) * sum(shape.copies(source).values())
     return total or None
-
-
-def _source_rate(vertex: Entry) -> float | None:
-    """Return the source's rate. A limited source ends early and a socket has no rate."""
-    of_source, found = vertex.get("source"), vertex.get("recordsPerSecond")
-    if isinstance(of_source, dict):
-        found = of_source.get("records_per_second")
-    if found is None or vertex.get("kind", "generated") != "generated":
-        return None
-    return float(found)
 
 
 def noise(sinks: Sequence[Progress], window: Window) -> float:

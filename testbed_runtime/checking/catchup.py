@@ -245,7 +245,7 @@ def flush_delays(trial: Trial, entry: Entry) -> dict[str, float]:
     there: one buffer timeout for each exchange. When a flusher runs depends on when its task was deployed. A
     redeployed job may therefore lag by up to this time more than in its baseline, without a backlog."""
     timeout = max(0.0, options(entry).buffer_timeout_s)
-    return {vertex: hops * timeout for vertex, hops in job_shape(trial, entry).hops().items()}
+    return {vertex: hops * timeout for vertex, hops in job_shape(entry).hops().items()}
 
 
 def _since_when(good: Bools, at: int) -> int:

@@ -269,47 +269,16 @@ class JobShape(Struct, frozen=True):
         return order
 
 
-def job_shape(trial: Trial, entry: Entry) -> JobShape:
-    """Return the job graph from the manifest, or derive it from the task rows (no copies, no windows)."""
+def job_shape(entry: Entry) -> JobShape:
+    """Return the job graph from the manifest."""
     known = vertices(entry)
-    if not known:
-        return _shape_of_tasks(trial)
     return JobShape(
         parallelism=parallelism_of(entry),
         edges=tuple(edges(entry)),
-        sources=tuple(v["name"] for v in known if _role(v) == "source"),
-        sinks=tuple(v["name"] for v in known if _role(v) == "sink"),
-        windows=frozenset(v["name"] for v in known if _operator(v) == "window"),
+        sources=tuple(v["name"] for v in known if v.get("role") == "source"),
+        sinks=tuple(v["name"] for v in known if v.get("role") == "sink"),
+        windows=frozenset(v["name"] for v in known if v.get("kind") == "window"),
     )
-
-
-def _role(vertex: Mapping[str, Any]) -> str:
-    """Return the vertex's `role` from the manifest, or derive it from the vertex's fields."""
-    if vertex.get("role"):
-        return str(vertex["role"])
-    return next((role for role in ("source", "sink") if vertex.get(role) is not None), "operator")
-
-
-def _operator(vertex: Mapping[str, Any]) -> str:
-    """Return the kind of an operator. Empty for sources and sinks."""
-    if vertex.get("role"):
-        return str(vertex.get("kind") or "") if vertex["role"] == "operator" else ""
-    operator = vertex.get("operator")
-    return str(operator.get("kind", "")) if isinstance(operator, Mapping) else str(operator or "")
-
-
-def _shape_of_tasks(trial: Trial) -> JobShape:
-    table = trial.table("tasks")
-    tasks = sorted(set(zip(table.column("task").to_pylist(), table.column("role").to_pylist(), strict=True)))
-    vertices: dict[str, str] = {}
-    parallelism: dict[str, int] = {}
-    for task, role in tasks:
-        vertex = task.rsplit("-", 1)[0]
-        vertices[vertex] = role
-        parallelism[vertex] = parallelism.get(vertex, 0) + 1
-    sources = tuple(v for v, role in vertices.items() if role == "source")
-    sinks = tuple(v for v, role in vertices.items() if role == "sink")
-    return JobShape(parallelism, tuple((a, b, "hash") for a in sources for b in sinks), sources, sinks)
 
 
 class Answers:

@@ -70,7 +70,7 @@ MAX_EXAMPLES = 3
 
 def check_delivery(trial: Trial, entry: Entry) -> Delivery:
     """Compare all sinks with all sources. Every count is exact."""
-    shape = job_shape(trial, entry)
+    shape = job_shape(entry)
     rows = _distinct_commits(trial.rows("delivery"))
     found = Delivery(at_once=_at_once(rows, entry))
     ends = source_ends(trial)
@@ -170,7 +170,7 @@ def _by_pair(rows: list[dict[str, Any]]) -> Pairs:
     """Group the rows by sink vertex and source subtask."""
     pairs: Pairs = {}
     for row in rows:
-        pairs.setdefault((row["task"].rsplit("-", 1)[0], row["source"]), []).append(row)
+        pairs.setdefault((vertex_of(row["task"]), row["source"]), []).append(row)
     return pairs
 
 
@@ -269,7 +269,7 @@ def _count_others(found: Delivery, shape: JobShape, by_pair: Pairs) -> None:
     for (sink, origin), mine in sorted(by_pair.items()):
         if origin in known:
             continue
-        made = origin.rsplit("-", 1)[0]
+        made = vertex_of(origin)
         copies = max(1, shape.copies(made).get(sink, 1)) if made in shape.parallelism else 1
         committed = found.committed
         _compare(found, (sink, origin), _add_up(mine), copies, (0, None))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.failovers import cause_text
 from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 
 
@@ -35,22 +35,20 @@ def executions(trial: Trial) -> list[ExecutionHistory]:
     for row in changes:
         if row["kind"] == "job.state":
             continue
-        data = json.loads(row["data"])
+        change = data(row)
         key = str(row["subject"]), row["attempt"]
         execution = found.get(key)
         if execution is None:
-            execution = found[key] = ExecutionHistory(*key, states=[(data["from"], None)])
-        execution.states.append((data["to"], (row["t_ns"] - begun_ns) / 1e9))
-        execution.taskmanager = data["taskmanager"] or execution.taskmanager
-        if row["text"] or data["cause_class"]:
-            execution.cause = cause_text(data["cause_class"], row["text"])
-    vertices: dict[str, int] = {}
-    for task, _ in found:
-        vertices.setdefault(task.rpartition("-")[0], len(vertices))
+            execution = found[key] = ExecutionHistory(*key, states=[(change["from"], None)])
+        execution.states.append((change["to"], (row["t_ns"] - begun_ns) / 1e9))
+        execution.taskmanager = change["taskmanager"] or execution.taskmanager
+        if row["text"] or change["cause_class"]:
+            execution.cause = cause_text(change["cause_class"], row["text"])
+    vertices = list(dict.fromkeys(vertex_of(task) for task, _ in found))
 
     def order(execution: ExecutionHistory) -> tuple[int, int, int]:
         vertex, _, subtask = execution.task.rpartition("-")
-        return vertices[vertex], int(subtask), execution.attempt
+        return vertices.index(vertex), int(subtask), execution.attempt
 
     return sorted(found.values(), key=order)
 

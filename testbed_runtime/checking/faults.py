@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from testbed_runtime.core.judgement.metrics import (
     VOIDED,
 )
 from testbed_runtime.core.values import NS
+from testbed_runtime.history.columns import parsed, targets_in
 from testbed_runtime.history.schema import Trial
 
 _DELAYS = ("latency_s", "delay_s")
@@ -145,7 +145,7 @@ def _effect(trial: Trial, name: str, plane: str, *, ended: bool) -> FaultEffect:
 
 def sent_again_ns_of(row: Mapping[str, Any]) -> int:
     """Return how long after the end of the fault TCP sends again what was lost, if this row says so; otherwise 0."""
-    found = _mapping(row["measured"]).get("sent_again_s")
+    found = parsed(row["measured"]).get("sent_again_s")
     if not isinstance(found, int | float) or isinstance(found, bool):
         return 0
     return round(found * NS) if 0 < found < _HELD_MAX_S else 0
@@ -153,11 +153,7 @@ def sent_again_ns_of(row: Mapping[str, Any]) -> int:
 
 def targets_of(effect: FaultEffect) -> list[str]:
     """Return the ordinal names that the fault hit."""
-    try:
-        found = json.loads(effect.targets) if effect.targets else []
-    except ValueError:
-        return []
-    return [str(t) for t in found] if isinstance(found, list) else []
+    return targets_in(effect.targets) or []
 
 
 def parameters(entry: Entry) -> dict[str, Mapping[str, Any]]:
@@ -182,20 +178,10 @@ def held_times(trial: Trial, entry: Entry) -> dict[str, int]:
     delay of one message, or the delays of all messages, as the targets counted them."""
     found = added_delays(entry)
     for row in trial.rows("faults"):
-        counters = _mapping(_mapping(row["measured"]).get("counters")).values()
-        held = [own.get("delay_s") for own in map(_mapping, counters)]
+        counters = parsed(row["measured"]).get("counters")
+        of_targets = counters.values() if isinstance(counters, dict) else ()
+        held = [own.get("delay_s") for own in of_targets if isinstance(own, dict)]
         numbers = [s for s in held if isinstance(s, int | float) and not isinstance(s, bool)]
         held_s = max((s for s in numbers if 0 < s < _HELD_MAX_S), default=0.0)
         found[row["fault"]] = max(found.get(row["fault"], 0), round(held_s * NS))
     return found
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return an object, or the object that a JSON text contains. Empty for anything else, as in a damaged
-    history."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
-    return value if isinstance(value, dict) else {}

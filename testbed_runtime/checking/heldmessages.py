@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.faults import FaultEffect, targets_of
-from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
+from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.messages import CancelTask, SubmitTask, TriggerCheckpoint
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait
@@ -29,14 +29,13 @@ def held_messages(
     waits: Sequence[Wait],
     effects: Sequence[FaultEffect],
     delays: Mapping[str, int],
-    planes: Mapping[str, str],
     methods: Mapping[str, str] = NO_METHODS,
 ) -> list[Wait]:
     """Return a wait for each TaskManager that was declared lost while a fault delayed its messages. The wait
     begins with the last heartbeat that the TaskManager answered, or with the first delayed message after
     that. It ends when the TaskManager registers with the JobMaster again, or when the fault ends. `delays`:
     how long each fault delayed the messages of one TaskManager. A delay shorter than the heartbeat timeout
-    explains no loss. `planes` and `methods`: the plane of each fault, and the message that it delays."""
+    explains no loss. `methods`: the message that each fault delays."""
     losses = [
         w
         for w in waits
@@ -44,7 +43,7 @@ def held_messages(
         # a TaskManager that holds messages is reachable: failed calls do not count
         if w.option in KINDS["heartbeat"].options[:1]
     ]
-    losses = [w for w in losses if not any(keeps_silent(e, w, planes) for e in effects)]
+    losses = [w for w in losses if not any(keeps_silent(e, w) for e in effects)]
     found: dict[tuple[str, int], Wait] = {}
     for effect in effects:
         for loss in losses if effect.kind == "rpc.delay" and effect.injected_ns is not None else ():
@@ -99,10 +98,10 @@ def _ordinal(loss: Wait) -> str:
     return loss.what.rpartition("-")[0]
 
 
-def keeps_silent(effect: FaultEffect, loss: Wait, planes: Mapping[str, str]) -> bool:
+def keeps_silent(effect: FaultEffect, loss: Wait) -> bool:
     """Return whether this fault kept the lost TaskManager silent for at least half of the wait, because it paused, muted or cut off the
     TaskManager. A kill does not count: a killed process does not come back."""
-    cuts = effect.hides_link and planes.get(effect.fault, PLANES[0]) != PLANES[0]
+    cuts = effect.hides_link and not effect.on_data_alone
     return (cuts or effect.kind in _NO_ANSWER) and acts_on(effect, loss)
 
 

@@ -11,6 +11,7 @@ from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.job.jobgraph import SYNC_SUFFIX
 from testbed_runtime.core.waits import EVERYTHING, KINDS, Wait
+from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 
 ITERATION = "iteration"
@@ -39,8 +40,7 @@ def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[Fault
     iterations = [w for w in waits if w.kind == ITERATION]
     moments: dict[str, list[int]] = defaultdict(list)
     for event in events(trial, "iteration.superstep") if iterations else ():
-        vertex = str(event["subject"]).rpartition("-")[0]
-        moments[vertex.removesuffix(SYNC_SUFFIX)].append(event["t_ns"])
+        moments[vertex_of(event["subject"]).removesuffix(SYNC_SUFFIX)].append(event["t_ns"])
     for effect in effects:
         if effect.injected_ns is None or effect.group not in ("network", "frames"):
             continue

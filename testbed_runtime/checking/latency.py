@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 
 import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Window, events, group_starts
+from testbed_runtime.checking.common import Window, data, events, group_starts
 from testbed_runtime.core.values import NS
-from testbed_runtime.history.columns import Ints, filled_buckets, ints
+from testbed_runtime.history.columns import Ints, filled_buckets, ints, vertex_of
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 ROUNDING = 1e-9
@@ -66,9 +65,8 @@ def marker_latencies(trial: Trial, window: Window) -> dict[tuple[str, str], Ints
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in events(trial, "latency.markers"):
         if window.start <= row["t_ns"] < window.end:
-            data = json.loads(row["data"])
-            pair = data["source"].rpartition("-")[0], str(row["subject"]).rpartition("-")[0]
-            found[pair] += data["ns"]
+            more = data(row)
+            found[vertex_of(more["source"]), vertex_of(row["subject"])] += more["ns"]
     return {pair: np.asarray(latencies, dtype=np.int64) for pair, latencies in sorted(found.items())}
 
 

@@ -11,7 +11,7 @@ from testbed_runtime.checking.common import Entry, JobShape, job_shape
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.values import NS
-from testbed_runtime.history.columns import ints
+from testbed_runtime.history.columns import ints, vertex_of
 from testbed_runtime.history.schema import Trial
 
 _BARRIERS = ("barrier", "event")
@@ -89,8 +89,8 @@ def places_of_behind(
     t_ns = ints(table, "t_ns")
     rows = table.filter((t_ns >= span[0]) & (t_ns <= span[1])).select(["process", "task"])
     ran = set(zip(*(rows.column(name).to_pylist() for name in ("process", "task")), strict=True))
-    before = _before(job_shape(trial, entry), {task.rpartition("-")[0] for task in behind})
-    chosen = {p for p, task in ran if not behind or task in behind or task.rpartition("-")[0] in before}
+    before = _before(job_shape(entry), set(map(vertex_of, behind)))
+    chosen = {p for p, task in ran if not behind or task in behind or vertex_of(task) in before}
     return frozenset(logical_name(process) for process in chosen)
 
 

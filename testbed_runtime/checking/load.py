@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from testbed_runtime.checking.common import Entry, group_starts, windows
+from testbed_runtime.checking.common import Entry, Floats, group_starts, windows
 from testbed_runtime.checking.latency import merged_buckets
 from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
 from testbed_runtime.core.values import NS
@@ -67,7 +66,7 @@ def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
     back-pressured, as shares."""
     cuts = columns(edges)
     vertices = tasks.column("vertex").unique().to_pylist()[:VERTICES_MAX]
-    found: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
+    found: dict[str, dict[str, Floats]] = {}
     for vertex, busy, pressed in _attempts(tasks, cuts):
         known = found.setdefault(vertex, {})
         for key, values in (("busy", busy), ("backpressured", pressed)):
@@ -77,9 +76,7 @@ def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
     return {"starts_s": _since(cuts[:-1], cuts[0]) if found else [], "vertices": drawn}
 
 
-def _attempts(
-    tasks: pa.Table, cuts: Ints
-) -> Iterator[tuple[str, npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+def _attempts(tasks: pa.Table, cuts: Ints) -> Iterator[tuple[str, Floats, Floats]]:
     """Yield (vertex, busy share, back-pressured share) of each attempt of each subtask; NaN while it did not run."""
     if not len(tasks):
         return
@@ -99,7 +96,7 @@ def _attempts(
         yield tasks.column("vertex")[int(part[0])].as_py(), shares[0], shares[1]
 
 
-def _shares(values: npt.NDArray[np.float64]) -> list[float | None]:
+def _shares(values: Floats) -> list[float | None]:
     return [round(float(min(max(v, 0.0), 1.0)), 3) if np.isfinite(v) else None for v in values]
 
 
@@ -125,23 +122,30 @@ def progress_curves(trial: Trial, entry: Entry, edges: Ints) -> dict[str, list[f
     The lag of a dead or frozen subtask grows; None while nothing is known."""
     baseline = windows(trial, entry).baseline
     sinks = progress_of(trial, "sink", baseline=baseline)
-    received = np.zeros(len(edges) - 1)
-    known = [p for p in sinks if len(p.t_ns)]
-    for one in known:
-        received += np.diff(np.interp(edges, one.t_ns, one.distinct, left=0.0))
-    rate = received / (np.diff(edges) / NS)
-    if known:
-        first, last = min(p.t_ns[0] for p in known), max(p.t_ns[-1] for p in known)
-        rate[(edges[:-1] > last) | (edges[1:] < first)] = np.nan
     worst = np.full(len(edges) - 1, np.nan)
     middles = edges[:-1] + np.diff(edges) // 2
     for one in (*sinks, *progress_of(trial, "source", baseline=baseline)):
         for times in (middles, edges[1:]):
             worst = np.fmax(worst, _lag(one, times))
-    return {"goodput": _curve(rate if known else np.full_like(rate, np.nan), 1), "lag_s": _curve(worst, 4)}
+    received = [(p.t_ns, p.distinct) for p in sinks if len(p.t_ns)]
+    return {"goodput": rate_curve(received, edges), "lag_s": _curve(worst, 4)}
 
 
-def _lag(one: Progress, times: Ints) -> npt.NDArray[np.float64]:
+def rate_curve(counters: Sequence[tuple[Ints, Ints | Floats]], edges: Ints) -> list[float | None]:
+    """Return the records per second of each bin, from the times and the counts of each attempt or subtask. The counts are interpolated
+    at the bin edges, because samples (100 ms) and bins do not coincide."""
+    if not counters:
+        return [None] * (len(edges) - 1)
+    total = np.zeros(len(edges) - 1)
+    for times, counts in counters:
+        # the first sample may already contain records; they count at the time of that sample
+        total += np.diff(np.interp(edges, times, counts, left=0.0))
+    first, last = min(times[0] for times, _ in counters), max(times[-1] for times, _ in counters)
+    total[(edges[:-1] > last) | (edges[1:] < first)] = np.nan
+    return _curve(total / (np.diff(edges) / NS), 1)
+
+
+def _lag(one: Progress, times: Ints) -> Floats:
     """Return the lag at each time: the lag of the newest sample, which grows once the subtask has been silent
     for GAP_NS."""
     lag = one.lag_at(times)
@@ -154,5 +158,5 @@ def _lag(one: Progress, times: Ints) -> npt.NDArray[np.float64]:
     return lag
 
 
-def _curve(values: npt.NDArray[np.float64], digits: int) -> list[float | None]:
+def _curve(values: Floats, digits: int) -> list[float | None]:
     return [round(float(v), digits) if np.isfinite(v) else None for v in values]

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.checking.common import Window, data, events
+from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 
 
@@ -77,8 +78,7 @@ def _pools(trial: Trial, window: Window) -> Iterable[Mapping[str, Any]]:
 
 
 def _exchange(pool: Mapping[str, Any]) -> str:
-    vertex = str(pool["task"]).rpartition("-")[0]
-    return f"{vertex} {'←' if pool['side'] == 'in' else '→'} {pool['peer']}"
+    return f"{vertex_of(pool['task'])} {'←' if pool['side'] == 'in' else '→'} {pool['peer']}"
 
 
 @dataclass(slots=True)

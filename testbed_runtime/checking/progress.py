@@ -26,7 +26,7 @@ from testbed_runtime.checking.common import (
     task_series,
 )
 from testbed_runtime.core.values import NS
-from testbed_runtime.history.columns import Ints
+from testbed_runtime.history.columns import Ints, vertex_of
 from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 
@@ -335,7 +335,7 @@ def by_sink(sinks: list[TaskSeries], window: Window) -> dict[str, float]:
     """Return the records per second received by each sink vertex."""
     groups: dict[str, list[TaskSeries]] = {}
     for series in sinks:
-        groups.setdefault(series.task.rpartition("-")[0], []).append(series)
+        groups.setdefault(vertex_of(series.task), []).append(series)
     rates = {vertex: raw_rate(group, window) for vertex, group in sorted(groups.items())}
     return {vertex: found for vertex, found in rates.items() if found is not None}
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from testbed_runtime.checking.common import data, task_series
 from testbed_runtime.checking.faults import sent_again_ns_of
 from testbed_runtime.checking.latency import Histogram, merged_buckets
-from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
+from testbed_runtime.checking.load import credit_waits, heat, progress_curves, rate_curve, vertex_load
 from testbed_runtime.core.judgement.quantities import seconds
-from testbed_runtime.history.columns import Ints, filled_buckets, ints
+from testbed_runtime.history.columns import Ints, filled_buckets, ints, parsed, targets_in
 from testbed_runtime.history.schema import Trial
 
 BIN_NS = 250_000_000
@@ -50,8 +49,8 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
         "bin_s": BIN_NS / 1e9,
         "bins": [float(t - start) / 1e9 for t in edges[:-1]],
         "series": {
-            "throughput": _rates(tasks, edges, role="sink", column="records_in"),
-            "emitted": _rates(tasks, edges, role="source", column="records_out"),
+            "throughput": rate_curve([(s.t_ns, s.records_in) for s in task_series(trial, "sink")], edges),
+            "emitted": rate_curve([(s.t_ns, s.records_out) for s in task_series(trial, "source")], edges),
             **progress_curves(trial, entry, edges),
             "latency_p50_s": p50,
             "latency_p99_s": p99,
@@ -69,24 +68,6 @@ def _limits(trial: Trial, entry: Mapping[str, Any]) -> tuple[int, int]:
     if not moments:
         moments = [int(t) for name in ("tasks", "events") for t in ints(trial.table(name), "t_ns")]
     return (min(moments), max(moments)) if moments else (0, 0)
-
-
-def _rates(tasks: pa.Table, edges: Ints, *, role: str, column: str) -> list[float | None]:
-    """Return records per second for each bin. The cumulative counter of each attempt is interpolated at the bin edges,
-    because samples (100 ms) and bins do not coincide."""
-    tasks = tasks.filter(pc.equal(tasks.column("role"), role))
-    if not len(tasks):
-        return [None] * (len(edges) - 1)
-    times, values, attempts = ints(tasks, "t_ns"), ints(tasks, column), ints(tasks, "attempt")
-    names = tasks.column("task").combine_chunks().dictionary_encode().indices.to_numpy()
-    order = np.lexsort((times, attempts, names))
-    changes = np.flatnonzero((np.diff(names[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
-    total = np.zeros(len(edges) - 1)
-    for mine in np.split(order, changes):
-        # An attempt's first sample may already contain records; they count at the time of that sample.
-        total += np.diff(np.interp(edges, times[mine], values[mine], left=0.0))
-    total[(edges[:-1] > times.max()) | (edges[1:] < times.min())] = np.nan
-    return [round(float(v), 1) if np.isfinite(v) else None for v in total / (BIN_NS / 1e9)]
 
 
 def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[float | None]]:
@@ -149,7 +130,7 @@ def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dic
     for row in faults:
         name = row["fault"]
         if row["state"] == "injected" and name not in begun:
-            begun[name] = row["t_ns"], f"{row['kind']} on {', '.join(_json(row['targets'], []))}"
+            begun[name] = row["t_ns"], f"{row['kind']} on {', '.join(targets_in(row['targets']) or ())}"
         elif name in begun and row["state"] in ("ended", *_FINAL_FAULT_STATES):
             ended.setdefault(name, row["t_ns"])
     ended |= {name: max(t_ns, min(t_ns + late.get(name, 0), end)) for name, t_ns in ended.items()}
@@ -180,7 +161,7 @@ def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dic
     for event in events:
         if event["kind"] not in _MARKED_EVENTS or not start <= event["t_ns"] <= end:
             continue  # outside the phases the testbed itself starts and stops
-        to = _json(event["data"], {}).get("to") if event["kind"] == "job.state" else None
+        to = data(event).get("to") if event["kind"] == "job.state" else None
         words = event["subject"] if to is None else f"job: {to}"  # a trial has one, whose id says nothing
         text = f"{words}. {event['text']}"[:TEXT_MAX] if event["text"] else words
         marks.append({"kind": event["kind"], "t_s": _since(event["t_ns"], start), "text": text})
@@ -212,14 +193,14 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
     measured: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for row in rows:
-        values = _json(row["measured"], {})
+        values = parsed(row["measured"])
         into = after if row["state"] in ("clean", "residue") else measured
         into |= {key: _joined(into.get(key), value) for key, value in values.items()}
     if after.get("counters"):  # counters are cumulative, so the last ones cover the whole fault
         measured["counters"] = after["counters"]
     newest = rows[-1] if rows else {}
-    targets = list(dict.fromkeys(t for row in rows for t in _json(row["targets"], [])))
-    recorded: dict[str, Any] = next((_json(r["asked"], {}) for r in rows if r["asked"]), {})
+    targets = list(dict.fromkeys(t for row in rows for t in targets_in(row["targets"]) or ()))
+    recorded = next((parsed(r["asked"]) for r in rows if r["asked"]), {})
     return {
         "fault": name,
         "kind": asked.get("kind") or newest.get("kind", ""),
@@ -261,12 +242,3 @@ def _of_all(rows: list[dict[str, Any]], good: str, bad: str) -> str:
 
 def _text(row: Mapping[str, Any]) -> str:
     return f"ended: {row['text']}" if row["state"] == "ended" else str(row["text"])
-
-
-def _json(text: str | None, default: Any) -> Any:
-    """Decode JSON. Return `default` unless the value has the same type."""
-    try:
-        value = json.loads(text) if text else default
-    except ValueError:
-        return default
-    return value if isinstance(value, type(default)) else default

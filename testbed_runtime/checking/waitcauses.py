@@ -8,15 +8,9 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.common import Entry, busiest, job_shape, options, task_series
 from testbed_runtime.checking.faults import FaultEffect, targets_of
-from testbed_runtime.core.faults.links import PLANES
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.values import NS
-from testbed_runtime.core.waits import (
-    JOBMASTER_NAME,
-    KINDS,
-    Outcome,
-    Wait,
-)
+from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 
@@ -49,7 +43,6 @@ producer."""
 _ALL_TRAFFIC = ("network", "frames")
 """Families that delay all traffic. A fault of another family is preferred as the cause of a wait that it covers for
 at least half of its time."""
-_DATA, _RPC, _ = PLANES
 SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
 _UNFLUSHED = (
@@ -73,12 +66,9 @@ def busy_texts(entry: Entry) -> dict[str, str]:
     return found
 
 
-def named(
-    wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], planes: Mapping[str, str]
-) -> Wait:
-    """Return the wait with its cause: what was waited for, and the fault that prolonged it. `planes`: the plane of
-    each fault. Of several faults, prefer one on exactly what was waited for, then the one that was active longest
-    during the wait, then the last one."""
+def named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str]) -> Wait:
+    """Return the wait with its cause: what was waited for, and the fault that prolonged it. Of several faults, prefer
+    one on exactly what was waited for, then the one that was active longest during the wait, then the last one."""
     most = (False, 0)
     at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
@@ -98,7 +88,7 @@ def named(
         elif wait.kind == stopped_kind(effect) == "jobmanager":
             text, fault = stopped_words(effect, JOBMANAGER), effect.fault
         elif rank >= most and (
-            wait.kind in _held_kinds(family, planes.get(effect.fault, _DATA))
+            wait.kind in _held_kinds(effect)
             or (wait.wait, family) == (SUBMISSION, "store")  # the JobManager writes the job to the store
         ):
             most = rank
@@ -107,11 +97,12 @@ def named(
     return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
 
 
-def _held_kinds(family: str, plane: str) -> tuple[str, ...]:
-    """Return the kinds of waits that a fault of this family makes longer."""
-    if family != "network" or plane == _DATA:
-        return _HOLDS_UP.get(family, ())
-    return (*_HOLDS_UP["rpc"], *(_ON_BOTH_PLANES if plane == _RPC else _HOLDS_UP[family]))
+def _held_kinds(effect: FaultEffect) -> tuple[str, ...]:
+    """Return the kinds of waits that the fault makes longer."""
+    own = _HOLDS_UP.get(effect.group, ())
+    if effect.group != "network" or effect.on_data_alone:
+        return own
+    return (*_HOLDS_UP["rpc"], *(_ON_BOTH_PLANES if effect.on_rpc_alone else own))
 
 
 def _held_up(wait: Wait, effect: FaultEffect) -> str:
@@ -169,9 +160,9 @@ def replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], 
     return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")
 
 
-def windows_before_sinks(trial: Trial, entry: Entry) -> dict[str, tuple[str, ...]]:
+def windows_before_sinks(entry: Entry) -> dict[str, tuple[str, ...]]:
     """Map each sink vertex that gets no record before the end of a window to the window vertices upstream."""
-    shape = job_shape(trial, entry)
+    shape = job_shape(entry)
     found = {sink: shape.windows_before(sink) for sink in shape.sinks}
     return {sink: windows for sink, windows in found.items() if windows}
 
@@ -191,7 +182,7 @@ def worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], e
         return wait
     vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
     if 2 * worked_ns < wait.end_ns - wait.start_ns:
-        before = windows.get(wait.who.rpartition("-")[0])
+        before = windows.get(vertex_of(wait.who))
         chosen = options(entry)
         unflushed = wait if chosen.buffer_timeout_s >= 0 else replace(wait, cause=_UNFLUSHED)
         if wait.end_ns - wait.start_ns < chosen.buffer_timeout_s * NS:

@@ -26,7 +26,7 @@ from testbed_runtime.checking.waitcauses import (
     worked_for,
 )
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
-from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
+from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.trial.plan import NEVER
@@ -61,7 +61,6 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     """Return all waits of the trial, ordered by their end. `cause` says in words what was waited for. The waits that
     a paused or dead process did not record are derived from the faults and from the exits of processes."""
     busy = busy_texts(entry)
-    planes = {str(f["name"]): str(f.get("plane") or PLANES[0]) for f in entry.get("faults") or ()}
     recorded = _without_idle(trial, [Wait.from_row(row) for row in trial.rows("waits")])
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
@@ -73,14 +72,14 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     restarts = [e["t_ns"] for e in events(trial, "failover.started")]
     recorded = [_since_its_fault(trial, w, closing, restarts) for w in recorded]
     killed = [e for e in closing if e.kind in LOSSES]
-    recorded = list(_since_calls_fail(recorded, killed, [e for e in effects if e.hides_link], planes))
+    recorded = list(_since_calls_fail(recorded, killed, [e for e in effects if e.hides_link]))
     silent = {e.fault for e in effects if _is_silent(e)}
-    found = [_unheard(named(w, effects, busy, planes), silent) for w in recorded]
+    found = [_unheard(named(w, effects, busy), silent) for w in recorded]
     found += held_supersteps(trial, found, effects)
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found, {e.fault for e in effects if e.kind.startswith("registration.")})
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
-    windows = windows_before_sinks(trial, entry)
+    windows = windows_before_sinks(entry)
     found = [worked_for(trial, replayed(trial, w, restored, entry), windows, entry) for w in found]
     found = [behind_its_input(trial, w) for w in found]
     for effect in effects:
@@ -88,10 +87,10 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
             found += _stop_waits(effect, effect.injected_ns, end_ns, killed)
     found = _since_their_exits(_with_replacements(trial, entry, effects, found, end_ns), effects)
     others = [e for e in effects if stopped_kind(e) != "jobmanager"]
-    lost = [w if w.cause else named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
+    lost = [w if w.cause else named(w, others, busy) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     methods = {name: str(params.get("method") or "") for name, params in parameters(entry).items()}
-    found += held_messages(found, effects, held_times(trial, entry), planes, methods)
+    found += held_messages(found, effects, held_times(trial, entry), methods)
     found = with_expired_attempts(found, entry, effects)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
@@ -172,10 +171,7 @@ def _since_its_fault(
 
 
 def _since_calls_fail(
-    waits: Sequence[Wait],
-    killed: Sequence[FaultEffect],
-    hiding: Sequence[FaultEffect],
-    planes: Mapping[str, str],
+    waits: Sequence[Wait], killed: Sequence[FaultEffect], hiding: Sequence[FaultEffect]
 ) -> Iterator[Wait]:
     """Yield the waits. The part of a wait for failing calls before the TaskManager was killed is left out, or becomes a
     wait of its own without a limit: no call failed until then. A cancellation may end with several losses. A fault
@@ -184,7 +180,7 @@ def _since_calls_fail(
 
     def dead_ns(process: str, wait: Wait) -> int:
         before = replace(wait, what=process)
-        silences = [e for e in hiding if keeps_silent(e, before, planes)]
+        silences = [e for e in hiding if keeps_silent(e, before)]
         hidden = [(e.begun_ns, e.ended_ns or wait.end_ns) for e in silences]
         ends = [e.begun_ns for e in killed if ordinal(process) in targets_of(e)]
         noticed = (t for t in ends if t < wait.end_ns and not any(a < t < b for a, b in hidden))

@@ -174,11 +174,21 @@ class Owned(Struct, frozen=True):
 @lru_cache(maxsize=PARSED_TEXTS)
 def parsed(text: str | None) -> Mapping[str, Any]:
     """Return the JSON object in a text, which all readers share. Empty for any other text."""
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
+    value = _json(text)
     return value if isinstance(value, dict) else {}
+
+
+def targets_in(text: str | None) -> list[str] | None:
+    """Return the targets of a fault from their JSON text. None if it is not a list."""
+    value = _json(text)
+    return list(map(str, value)) if isinstance(value, list) else None
+
+
+def _json(text: str | None) -> Any:
+    try:
+        return json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return None
 
 
 def ended_process(event: Mapping[str, Any]) -> str:

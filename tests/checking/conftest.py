@@ -108,9 +108,9 @@ def entry(**changes: Any) -> dict[str, Any]:
         "voided": False, "drained": True,
         "job": {
             "vertices": [
-                {"name": "source", "parallelism": 2, "source": {"records_per_second": 2 * RATE}},
-                {"name": "count", "parallelism": 2, "operator": {"kind": "keyed-count"}},
-                {"name": "sink", "parallelism": 2, "sink": {"kind": "ledger"}},
+                {"name": "source", "parallelism": 2, "role": "source", "recordsPerSecond": 2 * RATE},
+                {"name": "count", "parallelism": 2, "role": "operator", "kind": "keyed-count"},
+                {"name": "sink", "parallelism": 2, "role": "sink", "kind": "ledger"},
             ],
             "edges": [
                 {"from": "source", "to": "count", "partitioning": "hash"},

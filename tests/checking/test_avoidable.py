@@ -195,34 +195,32 @@ BEATS = wait("heartbeat", HEARTBEAT, (10, 15))
 
 
 @pytest.mark.parametrize(
-    ("effects", "planes", "enough"),
+    ("effects", "enough"),
     [
-        ([GC], {}, 7.0),
-        ([effect("gc", "process.pause", 10.1, 17, "tm-2")], {}, None),
-        ([effect("gc", "process.pause", 10.1, None, "tm-1")], {}, None),
-        ([GC, effect("kill", "process.kill", 16, 17, "tm-1")], {}, None),
-        ([GC, effect("kill", "process.kill", 17, 18, "tm-1")], {}, None),
-        ([GC, effect("kill", "process.kill", 17.1, 18, "tm-1")], {}, 7.0),
-        ([GC, effect("kill", "pod.delete", 16, 17, "tm-2")], {}, 7.0),
-        ([GC, effect("jm", "jobmanager.kill", 16, 17, "jobmanager")], {}, None),
-        ([effect("gc", "process.pause", 10.1, 14.9, "tm-1")], {}, None),
+        ([GC], 7.0),
+        ([effect("gc", "process.pause", 10.1, 17, "tm-2")], None),
+        ([effect("gc", "process.pause", 10.1, None, "tm-1")], None),
+        ([GC, effect("kill", "process.kill", 16, 17, "tm-1")], None),
+        ([GC, effect("kill", "process.kill", 17, 18, "tm-1")], None),
+        ([GC, effect("kill", "process.kill", 17.1, 18, "tm-1")], 7.0),
+        ([GC, effect("kill", "pod.delete", 16, 17, "tm-2")], 7.0),
+        ([GC, effect("jm", "jobmanager.kill", 16, 17, "jobmanager")], None),
+        ([effect("gc", "process.pause", 10.1, 14.9, "tm-1")], None),
         # the next heartbeat comes up to an interval after the end
-        ([effect("gc", "heartbeats.mute", 10.1, 17, "tm-1")], {}, 8.0),
-        ([effect("gc", "network.partition", 10.1, 17, "tm-1")], {"plane": "rpc"}, 8.0),
+        ([effect("gc", "heartbeats.mute", 10.1, 17, "tm-1")], 8.0),
+        ([effect("gc", "network.partition", 10.1, 17, "tm-1", plane="rpc")], 8.0),
         # what TCP sends again is there then
-        ([effect("gc", "network.partition", 10.1, 17, "tm-1", sent_again_ns=NS // 5)], {"plane": "rpc"}, 7.0),
-        ([effect("gc", "network.partition", 10.1, 17, "tm-1")], {"plane": "data"}, None),
-        ([GC, effect("mute", "heartbeats.mute", 10.1, 19, "tm-1")], {}, 10.0),
-        ([effect("gc", "process.kill", 10.1, 17, "tm-1")], {}, None),
+        ([effect("gc", "network.partition", 10.1, 17, "tm-1", sent_again_ns=NS // 5, plane="rpc")], 7.0),
+        ([effect("gc", "network.partition", 10.1, 17, "tm-1", plane="data")], None),
+        ([GC, effect("mute", "heartbeats.mute", 10.1, 19, "tm-1")], 10.0),
+        ([effect("gc", "process.kill", 10.1, 17, "tm-1")], None),
     ],
 )
 def test_a_process_that_a_fault_silences_answers_again_after_it(
-    effects: list[FaultEffect], planes: dict[str, Any], enough: float | None
+    effects: list[FaultEffect], enough: float | None
 ):
     """One that was killed does not. The last heartbeat was at 10 s."""
-    asked = {
-        e.fault: {"duration_s": ((e.ended_ns or 0) - (e.injected_ns or 0)) / NS, **planes} for e in effects
-    }
+    asked = {e.fault: {"duration_s": ((e.ended_ns or 0) - (e.injected_ns or 0)) / NS} for e in effects}
     assert enough_s([BEATS], effects, asked) == enough
 
 

@@ -191,7 +191,7 @@ def test_no_number_after_the_last_one_was_emitted(history: Any, number: int):
 
 def test_behind_a_broadcast_each_sink_gets_every_record(history: Any):
     """One copy less at one of them is a loss, one more a duplicate."""
-    shape = job(("source", "sink", "broadcast"), source={"source": {}}, sink={"sink": "ledger"})
+    shape = job(("source", "sink", "broadcast"), source={"role": "source"}, sink={"role": "sink"})
     entry = history.entry(job=shape)
     every = list(range(10))
     good = small(history, ("sink-0", "source-0", every), ("sink-1", "source-0", every))
@@ -223,7 +223,7 @@ def test_a_record_is_due_at_a_sink_once_for_each_of_its_paths(
     """One commit of one subtask may have all its copies."""
     shape = job(
         ("source", "left", "hash"), ("source", "right", "hash"), ("left", "sink", "hash"), ("right", "sink", "hash"),
-        source={"source": {}}, left={"operator": "map"}, right={"operator": "map"}, sink={"sink": "ledger"},
+        source={"role": "source"}, left={"role": "operator", "kind": "map"}, right={"role": "operator", "kind": "map"}, sink={"role": "sink"},
     )  # fmt: skip
     trial = small(history, *((task, "source-0", numbers) for task, numbers in arrived))
     found = check_delivery(trial, history.entry(job=shape))
@@ -237,26 +237,17 @@ def test_a_record_is_due_at_a_sink_once_for_each_of_its_paths(
     assert (again.lost, again.duplicated) == (lost, duplicated)
 
 
-FORMS = [
-    [{"name": "s", "source": {}}, {"name": "w", "operator": "window"}, {"name": "k", "sink": "ledger"}],
-    [
-        {"name": "s", "source": {}},
-        {"name": "w", "operator": {"kind": "window"}},
-        {"name": "k", "sink": {"kind": "file"}},
-    ],
-    [
-        {"name": "s", "role": "source", "kind": "generated"},
-        {"name": "w", "role": "operator", "kind": "window"},
-        {"name": "k", "role": "sink", "kind": "ledger"},
-    ],
-]
-
-
-@pytest.mark.parametrize("vertices", FORMS, ids=["scenario", "job graph", "manifest"])
-def test_a_job_is_read_in_each_of_its_forms(history: Any, vertices: list[dict[str, Any]]):
-    """The three formats are those of a scenario, of the JobManager, and of the manifest."""
-    edges = [{"from": "s", "to": "w", "partitioning": "hash"}, {"from": "w", "to": "k"}]
-    shape = job_shape(history.empty().trial(), {"job": {"vertices": vertices, "edges": edges}})
+def test_the_shape_of_a_job_is_that_of_the_manifest():
+    """The runner writes the role and the kind of each vertex."""
+    job = {
+        "vertices": [
+            {"name": "s", "role": "source", "kind": "generated"},
+            {"name": "w", "role": "operator", "kind": "window"},
+            {"name": "k", "role": "sink", "kind": "ledger"},
+        ],
+        "edges": [{"from": "s", "to": "w", "partitioning": "hash"}, {"from": "w", "to": "k"}],
+    }
+    shape = job_shape({"job": job})
     assert (shape.sources, shape.sinks, shape.windows) == (("s",), ("k",), {"w"})
     assert shape.copies("s") == {"k": 1}
     assert shape.windowed("s", "k")
@@ -266,9 +257,9 @@ def test_a_window_beside_the_path_does_not_make_it_windowed(history: Any):
     """Then the records of the path are compared by their numbers."""
     shape = job(
         ("source", "window", "hash"), ("window", "counts", "hash"), ("source", "sink", "hash"),
-        source={"source": {}}, window={"operator": "window"}, counts={"sink": "ledger"}, sink={"sink": "ledger"},
+        source={"role": "source"}, window={"role": "operator", "kind": "window"}, counts={"role": "sink"}, sink={"role": "sink"},
     )  # fmt: skip
-    found = job_shape(history.empty().trial(), {"job": shape})
+    found = job_shape({"job": shape})
     assert (found.windowed("source", "counts"), found.windowed("source", "sink")) == (True, False)
     assert found.hops() == {"source": 0, "window": 1, "counts": 2, "sink": 1}
 
@@ -277,7 +268,7 @@ def test_a_windows_record_that_is_broadcast_is_due_at_every_subtask(history: Any
     """Twice is no duplicate with two subtasks, three times is one."""
     shape = job(
         ("source", "window", "hash"), ("window", "sink", "broadcast"),
-        source={"source": {}}, window={"operator": "window"}, sink={"sink": "ledger"},
+        source={"role": "source"}, window={"role": "operator", "kind": "window"}, sink={"role": "sink"},
     )  # fmt: skip
     entry = history.entry(job=shape)
     once = [("sink-0", "window-0", [0, 1]), ("sink-1", "window-0", [0, 1])]
@@ -290,7 +281,7 @@ def test_two_sinks_each_get_every_record(history: Any):
     """A record that only one of them has is lost at the other."""
     shape = job(
         ("source", "left", "hash"), ("source", "right", "hash"),
-        source={"source": {}}, left={"sink": "ledger"}, right={"sink": "ledger"},
+        source={"role": "source"}, left={"role": "sink"}, right={"role": "sink"},
     )  # fmt: skip
     every = list(range(10))
     good = small(history, ("left-0", "source-0", every), ("right-1", "source-0", every))
@@ -310,7 +301,7 @@ def test_behind_a_window_the_counts_are_added_up(
     """A record stands for many, so its own number says nothing of the source. Only those from the restored position on count."""
     shape = job(
         ("source", "window", "hash"), ("window", "sink", "hash"),
-        source={"source": {}}, window={"operator": {"kind": "window"}}, sink={"sink": {"kind": "ledger"}},
+        source={"role": "source"}, window={"role": "operator", "kind": "window"}, sink={"role": "sink"},
     )  # fmt: skip
     built = history.empty()
     for number, weight in enumerate(weights):
@@ -340,7 +331,7 @@ def test_records_beside_a_window_are_compared_by_their_numbers(
     """A record that is lost there does not make up for one that the window counts twice, nor the other way round."""
     shape = job(
         ("source", "window", "hash"), ("window", "sink", "hash"), ("source", "sink", "hash"),
-        source={"source": {}}, window={"operator": "window"}, sink={"sink": "ledger"},
+        source={"role": "source"}, window={"role": "operator", "kind": "window"}, sink={"role": "sink"},
     )  # fmt: skip
     arrived = [("sink-0", "source-0", direct), ("sink-1", "window-0", [0, 1])]
     built = history.empty()
@@ -359,7 +350,7 @@ def test_a_window_s_record_committed_twice_is_a_duplicate(history: Any):
     """Its own numbers tell."""
     shape = job(
         ("source", "window", "hash"), ("window", "sink", "hash"),
-        source={"source": {}}, window={"operator": "window"}, sink={"sink": "ledger"},
+        source={"role": "source"}, window={"role": "operator", "kind": "window"}, sink={"role": "sink"},
     )  # fmt: skip
     trial = small(history, ("sink-0", "window-0", [0, 1]), ("sink-1", "window-0", [1]), weight=5)
     assert check_delivery(trial, history.entry(job=shape)).duplicated == 1
@@ -396,7 +387,7 @@ def test_a_sink_that_commits_at_once_excuses_no_other(history: Any, twice: tuple
     """The other one commits with its checkpoints, so a duplicate there is none of a failover."""
     shape = job(
         ("source", "loose", "hash"), ("source", "exact", "hash"),
-        source={"source": {}}, loose={"sink": "ledger"}, exact={"sink": "ledger"},
+        source={"role": "source"}, loose={"role": "sink"}, exact={"role": "sink"},
     )  # fmt: skip
     built = history.empty()
     for sink, checkpoint in (("loose", -1), ("exact", 1)):
@@ -472,7 +463,7 @@ def test_losses_and_duplicates_are_counted_exactly(end: int, missing: list[int],
             )
     sink.append("events", kind="source.end", subject="source-0", data={"next": end})
     shape = {
-        "vertices": [{"name": "source", "source": {}}, {"name": "sink", "sink": {}}],
+        "vertices": [{"name": "source", "role": "source"}, {"name": "sink", "role": "sink"}],
         "edges": [{"from": "source", "to": "sink"}],
     }
     found = check_delivery(memory.trial(), {"drained": True, "job": shape})

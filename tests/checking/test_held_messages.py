@@ -37,7 +37,7 @@ def test_a_taskmanager_that_was_lost_handles_messages_when_it_registers_again():
         registered(7),
         registered(9),
     ]
-    (found,) = held_messages(waits, [SLOW], DELAYS, {})
+    (found,) = held_messages(waits, [SLOW], DELAYS)
     assert (found.kind, found.who, found.fault) == ("stalled", "tm-1-1", "f")
     assert (found.start_ns, found.end_ns) == (round(0.9 * NS), 7 * NS)
     assert found.cause == "tm-1 to handle the messages in its mailbox, during the fault `f`"
@@ -61,7 +61,7 @@ def test_a_taskmanager_that_was_lost_handles_messages_when_it_registers_again():
 )  # fmt: skip
 def test_nothing_else_shows_that_messages_are_held_up(waits: list[Wait], fault: Any):
     """Only missing heartbeats of a TaskManager whose messages such a fault delays, and that is still there."""
-    assert held_messages(waits, [fault], DELAYS, {}) == []
+    assert held_messages(waits, [fault], DELAYS) == []
 
 
 @pytest.mark.parametrize(("delay_s", "blamed"), [(0.01, False), (5, False), (5.01, True)])
@@ -69,7 +69,7 @@ def test_a_message_that_is_kept_for_less_than_heartbeats_may_be_missing_explains
     delay_s: float, blamed: bool
 ):
     """Another reason must have kept the TaskManager silent for 5 s."""
-    found = held_messages([lost(0.9, 5.9), registered(7)], [SLOW], {"f": round(delay_s * NS)}, {})
+    found = held_messages([lost(0.9, 5.9), registered(7)], [SLOW], {"f": round(delay_s * NS)})
     assert bool(found) is blamed
 
 
@@ -96,15 +96,15 @@ def test_a_fault_that_keeps_the_taskmanager_silent_owns_its_loss(
     kind: str, span: tuple[float, float | None], targets: str, plane: str, blamed: bool
 ):
     """Its heartbeats were missing from 0.9 s to 5.9 s, whatever its mailbox did."""
-    other = effect(kind, span, fault="other", targets=f'["{targets}"]')
-    found = held_messages([lost(0.9, 5.9), registered(7)], [other, SLOW], DELAYS, {"other": plane})
+    other = effect(kind, span, fault="other", targets=f'["{targets}"]', plane=plane)
+    found = held_messages([lost(0.9, 5.9), registered(7)], [other, SLOW], DELAYS)
     assert bool(found) is blamed
 
 
 def test_a_taskmanager_that_is_lost_again_is_held_up_twice():
     """It registered with the JobMaster between the two losses."""
     waits = [lost(0.9, 5.9), registered(7), lost(8, 13), lost(8, 13, who=JOBMASTER_NAME), registered(15)]
-    found = held_messages(waits, [SLOW], DELAYS, {})
+    found = held_messages(waits, [SLOW], DELAYS)
     spans = [(round(w.start_ns / NS, 1), round(w.end_ns / NS, 1)) for w in found]
     assert spans == [(0.9, 7.0), (8.0, 15.0)]
 
@@ -122,7 +122,7 @@ def test_a_taskmanager_that_is_lost_again_is_held_up_twice():
 def test_a_mailbox_is_held_up_from_the_first_of_its_messages_on(method: str, kind: str, since: float):
     """The last heartbeat that it answered came 1.1 s before that. What it was sent before, it has handled."""
     sent = [wait(kind, start, 7, who=JOBMASTER_NAME) for start in (0.5, 2, 3)]
-    (found,) = held_messages([lost(0.9, 5.9), registered(7), *sent], [SLOW], DELAYS, {}, {"f": method})
+    (found,) = held_messages([lost(0.9, 5.9), registered(7), *sent], [SLOW], DELAYS, {"f": method})
     assert found.start_ns == round(since * NS)
 
 
@@ -130,7 +130,7 @@ def test_a_message_that_is_sent_after_the_fault_is_not_held():
     """The wait ends with the fault, at 2.5 s, and has begun before that."""
     sent = wait("deployment", 3, 7, who=JOBMASTER_NAME)
     waits = [lost(0.9, 5.9), registered(7), sent]
-    (found,) = held_messages(waits, [replace(SLOW, ended_ns=5 * NS // 2)], DELAYS, {}, {"f": "SubmitTask"})
+    (found,) = held_messages(waits, [replace(SLOW, ended_ns=5 * NS // 2)], DELAYS, {"f": "SubmitTask"})
     assert (found.start_ns, found.end_ns) == (round(0.9 * NS), 5 * NS // 2)
 
 
@@ -195,7 +195,7 @@ def test_slots_wait_for_a_taskmanager_that_handles_no_messages():
         wait("slot", 4.9, 6),
         registered(6),
     ]
-    assert path([*waits, *held_messages(waits, [SLOW], DELAYS, {})], 6) == [("stalled", 6)]
+    assert path([*waits, *held_messages(waits, [SLOW], DELAYS)], 6) == [("stalled", 6)]
     assert [kind for kind, _ in path(waits, 6)] == ["cancellation", "slot"]
 
 

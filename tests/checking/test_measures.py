@@ -19,7 +19,7 @@ from testbed_runtime.checking.baseline import (
     steady_share,
 )
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import Window, Windows, busiest, data, job_shape, options, windows
+from testbed_runtime.checking.common import Window, Windows, busiest, data, options, windows
 from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
 from testbed_runtime.checking.load import vertex_load
@@ -95,16 +95,13 @@ def test_without_a_baseline_or_records_there_is_no_baseline(history: Any):
         ([{"name": "s", "role": "source"}, {"name": "t", "role": "sink"}], None),
         ([{"name": "s", "role": "source", "recordsPerSecond": 0}, {"name": "t", "role": "sink"}], None),
         ([{"name": "s", "role": "source", "recordsPerSecond": 100}, {"name": "t", "role": "sink", "kind": "python"}], None),
-        ([{"name": "s", "source": {"records_per_second": 100}}, {"name": "t", "sink": {}}], 100.0),
-        ([{"name": "s", "source": {"records_per_second": 100}}, {"name": "w", "operator": "window"}, {"name": "t", "sink": {}}], None),
+        ([{"name": "s", "role": "source", "recordsPerSecond": 100}, {"name": "w", "kind": "window"}, {"name": "t", "role": "sink"}], None),
     ],
 )  # fmt: skip
-def test_the_offered_rate_is_that_of_generated_sources(
-    history: Any, vertices: list[dict[str, Any]], offered: float | None
-):
+def test_the_offered_rate_is_that_of_generated_sources(vertices: list[dict[str, Any]], offered: float | None):
     """Windows, Python functions and sockets hide it."""
     entry = {"job": {"vertices": vertices, "edges": [{"from": "s", "to": "t"}]}}
-    assert offered_rate(history.empty().trial(), entry) == offered
+    assert offered_rate(entry) == offered
 
 
 @pytest.mark.parametrize(
@@ -231,12 +228,6 @@ def test_a_vertex_is_the_busiest_by_its_busiest_subtask(history: Any):
         for a, b in ((1, 2), (2, 3), (1, 4), (3, 4), (5, 6), (1, 1))
     ]
     assert found == ["map", "sink", "sink", "", "", ""]
-
-
-def test_a_job_without_a_graph_has_the_shape_of_its_tasks(history: Any):
-    """Every source reaches every sink."""
-    shape = job_shape(history.good(), {})
-    assert (shape.parallelism, shape.sinks, shape.sources, shape.edges) == ({"sink": 2}, ("sink",), (), ())
 
 
 # ---- latency and curves

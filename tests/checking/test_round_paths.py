@@ -295,7 +295,9 @@ def test_what_is_behind_is_at_its_taskmanager_and_at_those_of_its_inputs(
         for vertex, process in ran.items():
             role = "source" if vertex == "source" else "sink"
             built.add(process, "tasks", t, task=f"{vertex}-0", vertex=vertex, role=role, attempt=attempt)
-    assert places_of_behind(built.trial(), {}, (at(11), at(14)), behind) == places
+    edges = [{"from": "source", "to": "left"}, {"from": "source", "to": "right"}]
+    entry = {"job": {"edges": edges}}
+    assert places_of_behind(built.trial(), entry, (at(11), at(14)), behind) == places
 
 
 def test_a_request_for_a_slot_that_expired_with_a_failure_did_not_end_its_round(history: Any):

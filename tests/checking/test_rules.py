@@ -263,11 +263,11 @@ def test_a_fault_of_the_network_holds_up_only_what_is_on_its_plane(
     """A consumer requests a partition from its producer, and asks the JobMaster about it. The rest is either calls or data."""
     built = history.empty()
     built.wait(kind, "tm-1-1", "", (1.0, 3.0))
-    cut = replace(effect("network.partition"), injected_ns=history.at(0), ended_ns=history.at(4))
     blamed = []
     for plane in ("data", "rpc", "both"):
-        entry = {"faults": [{"name": "f", "plane": plane}]}
-        (found,) = [w for w in read_waits(built.trial(), entry, [cut], history.at(9)) if w.kind == kind]
+        span = {"injected_ns": history.at(0), "ended_ns": history.at(4)}
+        cut = replace(effect("network.partition"), plane=plane, **span)
+        (found,) = [w for w in read_waits(built.trial(), {}, [cut], history.at(9)) if w.kind == kind]
         blamed += [plane] if found.fault == "f" else []
     assert tuple(blamed) == planes
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import JobShape, job_shape
+from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.criticalpath import NEAR_NS, lateness_ns
 from testbed_runtime.checking.delivery import source_ends
 from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
@@ -79,22 +79,6 @@ def test_a_shape_agrees_with_all_its_paths(shape: JobShape):
         assert shape.windows_before(sink) == (tuple(sorted(before)) if each_has_one else ())
 
 
-@given(tasks=st.sets(st.tuples(st.sampled_from(["a", "b-c", "d"]), st.integers(0, 11))))
-def test_the_shape_of_a_job_without_a_manifest_follows_from_its_samples(tasks: set[tuple[str, int]]):
-    """Each source is connected with each sink, and a vertex has as many subtasks as there are samples of."""
-    roles = {"a": "source", "b-c": "operator", "d": "sink"}
-    rows = [sample(f"{vertex}-{number}", role=roles[vertex]) for vertex, number in sorted(tasks)]
-    shape = job_shape(wrote(*rows, *rows), {})
-    present = {vertex for vertex, _ in tasks}
-    assert shape.parallelism == {v: sum(1 for vertex, _ in tasks if vertex == v) for v in present}
-    assert shape.edges == ((("a", "d", "hash"),) if {"a", "d"} <= present else ())
-    assert (shape.sources, shape.sinks) == (
-        ("a",) if "a" in present else (),
-        ("d",) if "d" in present else (),
-    )
-    assert shape.source_subtasks() == [f"a-{n}" for n in range(shape.parallelism.get("a", 0))]
-
-
 def test_the_end_of_a_source_is_its_last_number():
     """A report without a number says nothing."""
     trial = wrote(
@@ -123,7 +107,7 @@ def test_a_fault_acts_on_a_lost_taskmanager_for_half_of_the_wait(
 ):
     """A killed process does not come back."""
     fault, loss = effect(kind, span, targets=targets), lost(0, 5)
-    assert (acts_on(fault, loss), keeps_silent(fault, loss, {})) == (acts, silent)
+    assert (acts_on(fault, loss), keeps_silent(fault, loss)) == (acts, silent)
 
 
 @pytest.mark.parametrize(("target", "plane", "silent"), [("tm-1->jobmanager", "rpc", True), ("tm-1->jobmanager", "data", False), ("tm-1->tm-2", "rpc", False)])  # fmt: skip
@@ -131,8 +115,8 @@ def test_a_cut_link_keeps_a_taskmanager_silent_if_it_carries_heartbeats(
     target: str, plane: str, silent: bool
 ):
     """Other TaskManagers expect none."""
-    fault = effect("network.partition", (0, 5), targets=f'["{target}"]')
-    assert keeps_silent(fault, lost(0, 5), {"f": plane}) is silent
+    fault = effect("network.partition", (0, 5), targets=f'["{target}"]', plane=plane)
+    assert keeps_silent(fault, lost(0, 5)) is silent
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,9 @@ def entry(plan: Plan) -> dict[str, Any]:
         "phases": phases(), "voided": False, "drained": True, "job_state": "RUNNING",
         "job": {
             "vertices": [
-                {"name": "source", "parallelism": 2, "source": {"records_per_second": RATE}},
-                {"name": "count", "parallelism": 2, "operator": {"kind": "keyed-count"}},
-                {"name": "sink", "parallelism": 2, "sink": {"kind": "ledger"}},
+                {"name": "source", "parallelism": 2, "role": "source", "recordsPerSecond": RATE},
+                {"name": "count", "parallelism": 2, "role": "operator", "kind": "keyed-count"},
+                {"name": "sink", "parallelism": 2, "role": "sink", "kind": "ledger"},
             ],
             "edges": [
                 {"from": "source", "to": "count", "partitioning": "hash"},

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.checked import CheckedTrial
-from testbed_runtime.history.columns import TOLERANCE_NS, Row, ended_process
+from testbed_runtime.history.columns import TOLERANCE_NS, Row, ended_process, targets_in
 from testbed_runtime.history.damage import Damage, first_of_each
 
 TOOK_EFFECT = frozenset(("injected", "verified"))
@@ -42,7 +41,7 @@ def _phases(trial: CheckedTrial) -> Iterator[Damage]:
 def _planned(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield faults that the manifest does not have, or has with another kind or other targets."""
     for row, r in trial.rows("faults"):
-        fault, found = trial.faults.get(_name(r)), _targets(r)
+        fault, found = trial.faults.get(_name(r)), targets_in(r["targets"])
         asked = [] if fault is None else fault.get("targets") or []
         on = f"but {r['fault']} is on {', '.join(map(str, asked))} (manifest)"
         if fault is None:
@@ -73,15 +72,6 @@ def _unasked(trial: CheckedTrial) -> Iterator[Damage]:
 def _offset_ns(fault: Mapping[str, Any]) -> float:
     """Return when a fault of the manifest is due, after the end of the baseline."""
     return float(fault.get("at_s") or 0) * NS
-
-
-def _targets(row: Row) -> list[str] | None:
-    """Return the targets of a fault. None if they are not a list."""
-    try:
-        found = json.loads(row["targets"])
-    except ValueError:
-        return None
-    return [str(target) for target in found] if isinstance(found, list) else None
 
 
 def _begun(trial: CheckedTrial) -> Iterator[Damage]:
@@ -118,7 +108,7 @@ def _killed(trial: CheckedTrial) -> Iterator[Damage]:
     for row, r in rows:
         if r["state"] != "injected" or r["kind"] not in KILLS or r["fault"] not in verified:
             continue
-        names = _targets(r) or []
+        names = targets_in(r["targets"]) or []
         own = tuple(f"{name}-" for name in names)
         ended = [t for name, t in exits if name in names or name.startswith(own)]
         if ended and max(ended) < r["t_ns"] - TOLERANCE_NS:
