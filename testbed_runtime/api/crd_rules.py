@@ -17,6 +17,7 @@ from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.vocabulary import Kind
+from testbed_runtime.core.judgement.expectations import NEEDS_BOUND
 
 Rule = dict[str, str]
 """One entry of `x-kubernetes-validations`."""
@@ -54,6 +55,7 @@ def _unchangeable(field: str, rule: str) -> Rule:
 _OTHERS: dict[str, list[Rule]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
+_OTHERS["Expectation"][0]["message"] = NEEDS_BOUND
 _OTHERS["ScenarioRunSpec"] = [
     *(
         _unchangeable(field, f"self.{field} == oldSelf.{field}")

@@ -116,12 +116,14 @@ def judged_spec(resource: P, spec: models.ScenarioSpec) -> Findings[P]:
     collected.errors.extend(_expectation_problems(spec))
     collected.warnings.extend(_expectation_doubts(spec))
     collected.errors.extend(_comparison_problems(spec))
-    return Findings(
-        resource,
-        tuple(_once(collected.errors)),
-        _once_each(collected.warnings),
-        tuple(dict.fromkeys(collected.without_effect)),
-    )
+    collected.errors, collected.warnings = _once(collected.errors), _once_each(collected.warnings)
+    return findings_of(resource, collected)
+
+
+def findings_of(resource: P, collected: option_rules.Collected) -> Findings[P]:
+    """Return what was collected about a resource."""
+    without_effect = tuple(dict.fromkeys(collected.without_effect))
+    return Findings(resource, tuple(collected.errors), tuple(collected.warnings), without_effect)
 
 
 def _settings_with_paths(spec: models.ScenarioSpec) -> list[tuple[str, MergedVariant]]:
@@ -138,12 +140,12 @@ def _once(errors: list[UserError]) -> list[UserError]:
     return list(found.values())
 
 
-def _once_each(warnings: list[str]) -> tuple[str, ...]:
+def _once_each(warnings: list[str]) -> list[str]:
     """Drop warnings that repeat an earlier one about the merged configuration of a variant."""
     found: dict[str, str] = {}
     for warning in warnings:
         found.setdefault(warning.partition(".flinkConfiguration")[2] or warning, warning)
-    return tuple(found.values())
+    return list(found.values())
 
 
 def _expectations(spec: models.ScenarioSpec) -> Iterator[tuple[str, models.Expectation, str]]:

@@ -13,7 +13,14 @@ from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import show
-from testbed_runtime.api.validate import Findings, expectation_problem, judged, judged_spec, refused
+from testbed_runtime.api.validate import (
+    Findings,
+    expectation_problem,
+    findings_of,
+    judged,
+    judged_spec,
+    refused,
+)
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
@@ -74,7 +81,7 @@ def _testbed(resource: Any) -> KindFindings:
             spec.flink_configuration, lambda key: f"{path}[{key}]", alone=spec.job_state == "running"
         )
     )
-    return _findings(resource, collected)
+    return findings_of(resource, collected)
 
 
 def _fault(resource: Any) -> KindFindings:
@@ -156,7 +163,7 @@ def _study(resource: Any) -> KindFindings:
                 "remove values, or raise spec.budget.runs",
             )
         )
-    return _findings(resource, collected)
+    return findings_of(resource, collected)
 
 
 def _not_compared(index: int, item: models.Expectation, spec: kinds.TuningStudySpec) -> UserError | None:
@@ -278,15 +285,6 @@ def _value_problems(option: kinds.StudyOption, known: Option, path: str) -> Iter
                 f"{path}.values[{index}]", f"{text!r} equals {earlier[value]!r}", "keep one of them"
             )
         earlier.setdefault(value, text)
-
-
-def _findings(resource: models.Part, collected: option_rules.Collected) -> KindFindings:
-    return Findings(
-        resource,
-        tuple(collected.errors),
-        tuple(collected.warnings),
-        tuple(dict.fromkeys(collected.without_effect)),
-    )
 
 
 _RULES: dict[str, Callable[[Any], Findings[Any]]] = {
