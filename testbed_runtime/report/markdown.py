@@ -109,8 +109,8 @@ def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) ->
     )  # fmt: skip
     silent = len(items) - len(chosen)
     if silent:
-        checks = "check" if silent == 1 else "checks"
-        lines += [f"{silent} built-in {checks} (safety, fault effect, residue) also passed.", ""]
+        checks = quantities.counted(silent, "built-in check")
+        lines += [f"{checks} (safety, fault effect, residue) also passed.", ""]
     return lines
 
 

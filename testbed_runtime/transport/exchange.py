@@ -76,17 +76,13 @@ class SubpartitionReport:
     """Number of records above 5 MiB that the reader kept in a file until they were complete."""
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
+    @property
+    def sha256(self) -> str:
+        return self.digest.hexdigest()
+
     def as_json(self) -> dict[str, int | str]:
-        return {
-            "index": self.index,
-            "buffers": self.buffers,
-            "bytes": self.bytes,
-            "records": self.records,
-            "sha256": self.digest.hexdigest(),
-            "events": self.events,
-            "credits": self.credits,
-            "spilled": self.spilled,
-        }
+        shown = ("index", "buffers", "bytes", "records", "sha256", "events", "credits", "spilled")
+        return {name: getattr(self, name) for name in shown}
 
 
 class _Meter:

@@ -15,7 +15,7 @@ from testbed_runtime.core.judgement import comparison, detector
 from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.expectations import PHASE_NAMES
 from testbed_runtime.core.judgement.metrics import METRICS, NOT_RECOVERED, parse_quantile
-from testbed_runtime.core.judgement.quantities import DASH, apart, format_value, seconds
+from testbed_runtime.core.judgement.quantities import DASH, apart, counted, format_value, seconds
 from testbed_runtime.core.judgement.recovery import Margin, TrialRecovery
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval, mean_interval
@@ -50,8 +50,7 @@ class Cost(Struct, frozen=True, kw_only=True):
         """The cost in words: `22.0 s of 22.7 s used, 0.7 s left`, `cost 68.1 s (3 waits)`."""
         found = []
         if self.expired:
-            waits = "wait" if self.expired == 1 else "waits"
-            found.append(f"cost {seconds(self.price_s)} ({self.expired} {waits})")
+            found.append(f"cost {seconds(self.price_s)} ({counted(self.expired, 'wait')})")
         if self.margin is not None:
             limit, used = apart(self.margin.budget_s, self.margin.waited_s)
             limited = f"may die from {limit} on" if self.margin.exceeded else f"dies at {limit}"
