@@ -54,7 +54,7 @@ CASES = [
             fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
         ],
         BACKOFF, 3 * 22.7, rounds=4, failovers=4, version="1.12", managers={"replicas": 4, "replaceLost": "10 s"},
-        observation="120 s",
+        observation="85 s",
     ),
     Case("kill-consumer", [fault("kill", "1 s", SINK, **KILL)], REACHABILITY, 1.9, failovers=1, options=QUICK),
     Case("kill-producer", [fault("kill", "1 s", SOURCE, **KILL)], REACHABILITY, 1.9, failovers=1, options=QUICK),
@@ -87,7 +87,7 @@ CASES = [
         ],
         # requests wait at the producer, whose checker runs every 10 s and expires what is older than 10 s: the request of
         # 6.0 s (4.1 + 0.5 + 1.4) at 20 s, and its repetition at the second tick after that
-        BACKOFF, (20 - (FAULT_S + 0.5 + LATER_S)) + 2 * 10, rounds=2, failovers=2, options=QUICK, observation="50 s",
+        BACKOFF, (20 - (FAULT_S + 0.5 + LATER_S)) + 2 * 10, rounds=2, failovers=2, options=QUICK, observation="46 s",
     ),
     Case(
         "restart-delay", [fault("kill", "1 s", SINK, **KILL)], DELAY, 10.0, failovers=1,
@@ -107,7 +107,7 @@ CASES = [
             "restart-strategy.exponential-delay.jitter-factor": "0.0", BACKOFF: "500 ms",
             "taskmanager.network.partition-request-timeout": "500 ms",
         },
-        observation="30 s",
+        observation="16 s",
     ),
     Case(
         # two requests expire after 10 s; the third is open at the end of the observation, which begins with the kill
@@ -116,7 +116,7 @@ CASES = [
     ),
     Case(
         "replacement", [fault("kill", "1 s", SINK, **KILL)], "replaceLost", 10.0, failovers=1,
-        options=QUICK, managers={**NO_SPARE, "replaceLost": "10 s"}, observation="20 s",
+        options=QUICK, managers={**NO_SPARE, "replaceLost": "10 s"}, observation="16 s",
         margin=(SLOT, 10 - DETECTION_S),
     ),
     Case(
@@ -143,12 +143,12 @@ CASES = [
             fault("slow", "5 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "4 s"}}),
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
-        ASK, 3.0, rounds=2, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="30 s",
+        ASK, 3.0, rounds=2, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="11 s",
     ),
     Case(  # among its messages are the disconnection that the ResourceManager relays, the connection to the TaskManager that registers
         # and the heartbeats of all TaskManagers, an interval after the JobMaster got to the last ones
         "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 5.22, failovers=1,
-        options={**QUICK, "headgate.jobmanager.service-time": "100 ms"}, observation="30 s",
+        options={**QUICK, "headgate.jobmanager.service-time": "100 ms"}, observation="12 s",
     ),
     Case(  # each report of a task that was cancelled keeps the JobManager busy for 4 s, so all asks expire after 3 s. It
         # processes the reports nevertheless: the last ones when the fault ends, 8 s after it began
@@ -157,18 +157,18 @@ CASES = [
             fault("slow", "8 s", JOBMANAGER, rpc={"delay": {"method": "UpdateTaskExecutionState", "delay": "4 s"}}),
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
-        "during the fault `slow`", 8 - 0.5 - LATER_S, failovers=1, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="25 s",
+        "during the fault `slow`", 8 - 0.5 - LATER_S, failovers=1, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="14 s",
     ),
     Case(
         "slow-open", [fault("kill", "1 s", SINK, **KILL)], "the functions of a task to open", 3.0, failovers=1,
-        options=QUICK, observation="30 s", vertex={"operator": "python", "function": "slow.py:keep"},
+        options=QUICK, observation="11 s", vertex={"operator": "python", "function": "slow.py:keep"},
     ),
     Case(  # a round trip takes 400 ms, and in it a gate takes 1 KiB of each channel and 1 KiB more: sources offer 10 KB/s. What was
         # sent last arrives 0.2 s after the fault
         "latency-with-starved-credit",
         [fault("far", "10 s", ALL, network={"latency": {"delay": "200 ms", "mode": "one-way"}})],
         ": taskmanager.network.memory.buffers-per-channel = 1", 10.2, failovers=0,
-        observation="30 s",
+        observation="16 s",
         options={
             **QUICK, "taskmanager.memory.segment-size": "1 kb", "taskmanager.memory.min-segment-size": "256 b",
             "taskmanager.network.memory.buffers-per-channel": "1",
@@ -191,7 +191,7 @@ CASES = [
             fault("late", "30 s", ALL, registration={"delay": {"delay": "7 s"}}),
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
-        "during the fault `late`", 7.0, failovers=1, version="1.14", options=QUICK, observation="40 s",
+        "during the fault `late`", 7.0, failovers=1, version="1.14", options=QUICK, observation="35 s",
     ),
     Case(  # in 1.18 the partition is found at once, but the request arrives 3 s later
         "slow-partition-requests",
@@ -199,7 +199,7 @@ CASES = [
             fault("slow", "20 s", ALL, frames={"delay": {"frameClass": "request", "delay": "3 s"}}),
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
-        "during the fault `slow`", 3.0, failovers=1, version="1.18", options=QUICK, observation="30 s",
+        "during the fault `slow`", 3.0, failovers=1, version="1.18", options=QUICK, observation="25 s",
     ),
     Case(
         "slow-reports-to-the-jobmanager",
@@ -208,7 +208,7 @@ CASES = [
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
         # afterwards, 12 reports of six tasks that start wait for each other for 12 s: longer than the default ask timeout
-        "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s", ASK: "30 s"}, observation="40 s",
+        "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s", ASK: "30 s"}, observation="25 s",
     ),
     Case(
         "failing-store",
@@ -218,7 +218,7 @@ CASES = [
         ],
         # checkpoint 2 is 9.6 s old at the kill. 100 records/s arrive at each count, which processes 200. The catch-up begins
         # with the first new record
-        "s of it replayed)", (9.6 + DETECTION_S - TOLERATED_S) * 100 / (200 - 100), failovers=1, observation="40 s",
+        "s of it replayed)", (9.6 + DETECTION_S - TOLERATED_S) * 100 / (200 - 100), failovers=1, observation="27 s",
         vertex={"serviceTime": "5 ms"}, version=DRAWN_CHECKPOINTS,
         options={**QUICK, "execution.checkpointing.tolerable-failed-checkpoints": "100"}, tolerance=0.3,
     ),
@@ -228,17 +228,17 @@ CASES = [
     ),
     Case(
         "jobmanager-paused-above-the-timeout", [fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})],
-        "the JobManager's return (paused", 8.0, options=QUICK, observation="25 s",
+        "the JobManager's return (paused", 8.0, options=QUICK, observation="14 s",
     ),
     Case(
         "jobmanager-killed", [fault("kill", "8 s", JOBMANAGER, jobmanager={"kill": {}})], "the JobManager's return (killed",
-        8.0, failovers=1, options=QUICK, observation="25 s",
+        8.0, failovers=1, options=QUICK, observation="14 s",
     ),
     Case(  # the delay would have lasted until 11.9 s after the kill: the JobManager was killed 6 s after it
         "jobmanager-killed-in-a-restart-delay",
         [fault("kill", "1 s", SINK, **KILL), fault("jm", "2 s", JOBMANAGER, at="6 s", jobmanager={"kill": {}})],
         "restart-strategy.fixed-delay.delay = 10 s", 6 - DETECTION_S, rounds=2, failovers=2,
-        options={**QUICK, DELAY: "10 s"}, observation="25 s",
+        options={**QUICK, DELAY: "10 s"}, observation="17 s",
     ),
     Case(
         "leadership-kept-in-a-pause", [fault("gc", "3 s", JOBMANAGER, jobmanager={"pause": {}})], "", 0.0,
@@ -246,15 +246,15 @@ CASES = [
     ),
     Case(  # the lease expired 4.9 s after the pause began, but only the end of the pause lets the JobManager notice
         "leadership-lost-in-a-pause", [fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})],
-        "the JobManager's return (paused", 8.0, failovers=1, options=LEADER, observation="25 s",
+        "the JobManager's return (paused", 8.0, failovers=1, options=LEADER, observation="14 s",
     ),
     Case(  # the TaskManagers hear heartbeats all the time
         "leadership-lost-to-the-store", [fault("full", "6 s", JOBMANAGER, store={"failing": {}})], RENEW, 4.9,
-        failovers=1, options=LEADER, observation="25 s",
+        failovers=1, options=LEADER, observation="13 s",
     ),
     Case(  # the next JobManager starts 2 s after the kill, and waits until the lease is 15 s old
         "lease-of-a-killed-jobmanager", [fault("kill", "2 s", JOBMANAGER, jobmanager={"kill": {}})], LEASE,
-        15 - 0.1 - 2, failovers=1, options=LEADER, observation="30 s",
+        15 - 0.1 - 2, failovers=1, options=LEADER, observation="22 s",
     ),
     Case(
         "slow-cancellation",
@@ -262,15 +262,15 @@ CASES = [
             fault("slow", "10 s", ALL, rpc={"delay": {"method": "CancelTask", "delay": "2 s"}}),
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
-        "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s"}, observation="20 s",
+        "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s"}, observation="15 s",
     ),
     Case(  # its TaskManager terminates itself after 4 s, and is then detected like any other that is gone
         "hanging-cancellation", [fault("kill", "1 s", SOURCE, **KILL)], "task.cancellation.timeout", 4.0, failovers=1,
-        options={**QUICK, "task.cancellation.timeout": "4 s"}, managers={"replicas": 6}, observation="25 s", hangs=True,
+        options={**QUICK, "task.cancellation.timeout": "4 s"}, managers={"replicas": 6}, observation="12 s", hangs=True,
     ),
     Case(  # the TaskManager that terminated is replaced before its loss is noticed
         "hanging-cancellation-and-replacement", [fault("kill", "1 s", SOURCE, **KILL)], "task.cancellation.timeout", 4.0, failovers=1,
-        options={**QUICK, "task.cancellation.timeout": "4 s"}, managers={"replicas": 5, "replaceLost": "1 s"}, observation="15 s", hangs=True,
+        options={**QUICK, "task.cancellation.timeout": "4 s"}, managers={"replicas": 5, "replaceLost": "1 s"}, observation="11 s", hangs=True,
     ),
     Case(  # without a limit it hangs until the observation ends
         "endless-cancellation", [fault("kill", "1 s", SOURCE, **KILL)], "the tasks of the region to terminate", 12.0, failovers=1,
@@ -280,7 +280,7 @@ CASES = [
         # The catch-up begins with the first new record
         "catch-up", [fault("kill", "1 s", SINK, **KILL)], "spare capacity of `count`",
         (1.6 + DETECTION_S - TOLERATED_S) * 100 / (1 / 0.008 - 100), failovers=1, options=QUICK,
-        observation="40 s", vertex={"serviceTime": "8 ms"}, tolerance=0.2, version=DRAWN_CHECKPOINTS,
+        observation="21 s", vertex={"serviceTime": "8 ms"}, tolerance=0.2, version=DRAWN_CHECKPOINTS,
     ),
     Case(  # a few records do not fill a buffer, and all flushers wake at once: one interval, not one per hop
         "buffer-timeout", [], "execution.buffer-timeout.interval", 5.0, start=True, version=DRAWN_CHECKPOINTS,
@@ -291,13 +291,13 @@ CASES = [
     Case(
         "two-failovers-in-a-row",
         [fault("one", "1 s", SINK, **KILL), fault("two", "1 s", SOURCE, at="8 s", **KILL)],
-        REACHABILITY, 1.9, failovers=2, options=QUICK, managers={"replicas": 6}, observation="20 s",
+        REACHABILITY, 1.9, failovers=2, options=QUICK, managers={"replicas": 6}, observation="16 s",
     ),
     Case(
         "two-overlapping-faults",
         [fault("one", "1 s", SINK, **KILL), fault("two", "1 s", SOURCE, at="6 s", **KILL)],
         DELAY, 10.0, failovers=1,
-        options={**QUICK, DELAY: "10 s"}, managers={"replicas": 6}, observation="30 s",
+        options={**QUICK, DELAY: "10 s"}, managers={"replicas": 6}, observation="18 s",
     ),
     Case(
         "first-start-with-a-late-producer",
@@ -330,7 +330,7 @@ def test_a_failure_during_the_catch_up_leaves_it_its_seconds(tmp_path: Path):
     progress."""
     faults = [fault("one", "1 s", SINK, **KILL), fault("two", "1 s", SOURCE, at="8 s", **KILL)]
     case = Case(
-        "failure-during-the-catch-up", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="60 s",
+        "failure-during-the-catch-up", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="43 s",
         vertex={"serviceTime": "8 ms"}, version=DRAWN_CHECKPOINTS,
     )  # fmt: skip
     trial, metrics = answer(case, tmp_path)
@@ -354,7 +354,7 @@ def test_a_fault_costs_nothing_before_it_holds_anything_up(tmp_path: Path):
         "",
         0.0,
         options=QUICK,
-        observation="40 s",
+        observation="35 s",
     )
     trial, _ = answer(case, tmp_path)
     (found,) = trial.recoveries
@@ -418,7 +418,7 @@ def test_a_taskmanager_that_gives_the_jobmanager_up_detects_a_failure(tmp_path: 
     """Heartbeats to it are muted. Its seconds are those of the detection, not of a deployment."""
     case = Case(
         "requests-muted", [fault("mute", "6 s", SINK, heartbeats={"mute": {"direction": "request"}})], "", 0.0,
-        options=QUICK, observation="20 s",
+        options=QUICK, observation="11 s",
     )  # fmt: skip
     trial, metrics = answer(case, tmp_path)
     longest = max(trial.recoveries, key=lambda r: r.total_s)

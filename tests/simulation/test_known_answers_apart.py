@@ -72,7 +72,7 @@ class Lowered:
 
 def of_delay(name: str, *faults: dict[str, Any], **more: Any) -> Lowered:
     options = {**LONG, **more.pop("options", {})}
-    case = Case(name, faults, "", 0.0, options=options, managers={"replicas": 8}, observation="40 s", **more)
+    case = Case(name, faults, "", 0.0, options=options, managers={"replicas": 8}, observation="21 s", **more)
     return Lowered(case, DELAY)
 
 
@@ -141,7 +141,7 @@ def test_a_pause_in_a_catch_up_limits_no_earlier_detection(tmp_path: Path):
     smaller."""
     case = Case(
         "catch-up", [killed("one", 2), paused(0, "3 s", "4 s")], "", 0.0, options=QUICK, managers={"replicas": 6},
-        vertex={"serviceTime": "8 ms"}, observation="60 s",
+        vertex={"serviceTime": "8 ms"}, observation="26 s",
     )  # fmt: skip
     (tmp_path / "before").mkdir()
     before = of_case(case, tmp_path / "before")
@@ -155,7 +155,7 @@ def test_a_pause_in_a_catch_up_limits_no_earlier_detection(tmp_path: Path):
 def test_a_spare_taskmanager_that_is_paused_costs_nothing_before_it_is_needed(tmp_path: Path):
     """The job loses a sink 1 s after the pause of the only spare one began, and gets its slot when that ends."""
     faults = [paused(4, "6 s", "0 s"), fault("kill", "1 s", SINK, at="1 s", **KILL)]
-    case = Case("spare", faults, "", 0.0, options={**QUICK, HEARTBEAT: "20 s"}, observation="20 s")
+    case = Case("spare", faults, "", 0.0, options={**QUICK, HEARTBEAT: "20 s"}, observation="12 s")
     (found,) = of_case(case, tmp_path).recoveries
     assert found.total_s == pytest.approx(5.1, abs=0.2)
     assert found.faults == ("kill", "gc")
@@ -193,7 +193,7 @@ def test_a_replacement_before_the_jobmanager_is_killed_saves_its_whole_delay(tmp
         fault("jm", "3 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}}),
     ]
     managers = {**NO_SPARE, "replaceLost": "6 s"}
-    case = Case("sooner", faults, "", 0.0, options=QUICK, managers=managers, observation="30 s")
+    case = Case("sooner", faults, "", 0.0, options=QUICK, managers=managers, observation="15 s")
     (found,) = of_case(case, tmp_path).recoveries
     assert promised(found, "replaceLost") == (pytest.approx(4.0, abs=TOLERANCE_S), False)
 
@@ -238,7 +238,7 @@ def test_a_region_that_is_cut_is_down_until_tcp_sends_again(tmp_path: Path):
     """The cut of 6 s ends 0.7 s before that. The other region restarts meanwhile."""
     cut = fault("cut", "6 s", of_region("a"), network={"partition": {}})
     kill = fault("kill", "1 s", of_region("b"), at="1 s", **KILL)
-    case = Case("cut", [cut, kill], "", 0.0, options={**QUICK, HEARTBEAT: "20 s"}, observation="16 s")
+    case = Case("cut", [cut, kill], "", 0.0, options={**QUICK, HEARTBEAT: "20 s"}, observation="12 s")
     (found,) = of_case(case, tmp_path, REGIONS).recoveries
     assert found.downtime_s == pytest.approx(6.7, abs=TOLERANCE_S)
 
@@ -250,7 +250,7 @@ def test_a_restart_while_records_are_late_saves_a_part_of_the_catch_up(tmp_path:
     kill = fault("kill", "1 s", SINK, at="500 ms", **KILL)
     totals = {}
     for delay in ("4 s", "1 s"):
-        case = Case("late", [late, kill], "", 0.0, options={**QUICK, DELAY: delay}, observation="40 s")
+        case = Case("late", [late, kill], "", 0.0, options={**QUICK, DELAY: delay}, observation="18 s")
         (found,) = of_case(case, tmp_path / delay).recoveries
         totals[delay] = found.total_s
         if delay == "4 s":

@@ -151,7 +151,7 @@ def test_consumers_of_a_first_record_wait_for_it(tmp_path: Path):
 
 def test_a_producer_without_records_was_found_all_the_same(tmp_path: Path):
     """Each source has a record every 4 s. A partition is found when its producer runs, not when the first record comes."""
-    found = document(Case("sparse", [], "", 0.0, options=QUICK, observation="20 s"))
+    found = document(Case("sparse", [], "", 0.0, options=QUICK, observation="8 s"))
     source = found["spec"]["testbed"]["job"]["vertices"][0]["source"]
     source["recordsPerSecond"] = 1
     found["spec"]["faults"] = [fault("kill", "1 s", SOURCE, **KILL)]
@@ -169,7 +169,7 @@ def test_a_partition_waits_for_the_deployment_of_its_producer(tmp_path: Path):
         "slow", "20 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy",
         rpc={"delay": {"method": "SubmitTask", "delay": "3 s"}},
     )  # fmt: skip
-    case = Case("held", [slow], "", 0.0, options=QUICK, vertex={"serviceTime": "4 ms"}, observation="25 s")
+    case = Case("held", [slow], "", 0.0, options=QUICK, vertex={"serviceTime": "4 ms"}, observation="6 s")
     _, found = answer(document(case), tmp_path)
     deployment, catch_up, first_record = found.prices[:3]
     assert (deployment.fault, deployment.kind) == ("slow", "deployment")
@@ -216,7 +216,7 @@ def test_missing_credit_explains_only_what_more_credit_would_help_against(
         **QUICK, "taskmanager.memory.segment-size": "1 kb", "taskmanager.memory.min-segment-size": "256 b",
         "taskmanager.network.memory.buffers-per-channel": "1", "taskmanager.network.memory.floating-buffers-per-gate": "1",
     }  # fmt: skip
-    _, found = answer(document(Case("silent", [cut], "", 0.0, options=options, observation="30 s")), tmp_path)
+    _, found = answer(document(Case("silent", [cut], "", 0.0, options=options, observation="19 s")), tmp_path)
     assert found.prices[0].words.startswith(f"end of the fault `cut` (network.{kind}")
     assert ("waited for credit" in found.prices[0].words) is credit
 

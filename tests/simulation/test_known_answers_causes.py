@@ -73,7 +73,7 @@ def test_a_fault_on_the_exchange_owns_the_seconds_before_a_loss(
     """It silences no heartbeats. They are missing since the kill, half a second later."""
     kill = fault("kill", "1 s", target, **KILL, **LATER)
     options = {**QUICK, DELAY: "1 s"}
-    found = recovery(Case("before", [first, kill], "", 0.0, options=options, observation="40 s"), tmp_path)
+    found = recovery(Case("before", [first, kill], "", 0.0, options=options, observation="17 s"), tmp_path)
     first_round = [s for s in found.rounds[0].segments if s.seconds > TOLERANCE_S]
     assert (first_round[0].fault, first_round[1].option) == (first["name"], REACHABILITY)
     assert first_round[0].seconds == pytest.approx(0.5, abs=TOLERANCE_S)
@@ -85,7 +85,7 @@ def test_a_latency_closes_no_connection(tmp_path: Path):
     no part of the second before it."""
     reset = fault("reset", "3 s", SINK, network={"reset": {}}, **LATER)
     found = recovery(
-        Case("reset", [FAR, reset], "", 0.0, options=QUICK, observation="40 s", managers={"replicas": 6}), tmp_path
+        Case("reset", [FAR, reset], "", 0.0, options=QUICK, observation="17 s", managers={"replicas": 6}), tmp_path
     )  # fmt: skip
     assert found.faults == ("far", "reset")
     assert owned(found)["far"] > found.total_s - 0.3
@@ -97,7 +97,7 @@ def test_a_catch_up_waits_for_barriers_that_a_cut_of_the_control_plane_holds_bac
     cut = fault("cut", "8 s", TM_0, at="4 s", plane="rpc", network={"partition": {}})
     kill = fault("kill", "1 s", {"taskManagers": {"names": ["tm-2"]}}, **KILL)
     case = Case(
-        "barriers", [kill, cut], "", 0.0, options={**QUICK, HEARTBEAT: "60 s"}, vertex={"serviceTime": "8 ms"}, observation="60 s",
+        "barriers", [kill, cut], "", 0.0, options={**QUICK, HEARTBEAT: "60 s"}, vertex={"serviceTime": "8 ms"}, observation="48 s",
         version="2.2",
     )  # fmt: skip
     found = recovery(case, tmp_path)

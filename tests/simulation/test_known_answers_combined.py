@@ -68,12 +68,12 @@ CASES = [
     ),
     Case(  # requests for slots expire after 10 s, but nothing except the replacement gives the job a slot
         "replacement-after-expired-requests", [fault("kill", "1 s", SINK, **KILL)], "replaceLost", 15.0, rounds=2,
-        options={**QUICK, SLOT: "10 s"}, managers={**NO_SPARE, "replaceLost": "15 s"}, observation="25 s",
+        options={**QUICK, SLOT: "10 s"}, managers={**NO_SPARE, "replaceLost": "15 s"}, observation="21 s",
     ),
     Case(  # it has run since the first kill, although the failover comes with the next JobManager
         "replacement-past-another-jobmanager",
         [fault("kill", "1 s", SINK, **KILL), fault("jm", "2 s", JOBMANAGER, at="1 s", jobmanager={"kill": {}})], "replaceLost", 8.0,
-        options=QUICK, managers={**NO_SPARE, "replaceLost": "8 s"}, observation="25 s",
+        options=QUICK, managers={**NO_SPARE, "replaceLost": "8 s"}, observation="14 s",
     ),
     Case(  # a longer timeout would have saved this job
         "replacement-after-the-last-request", [fault("kill", "1 s", SINK, **KILL)], SLOT, 10.0,
@@ -151,7 +151,7 @@ def test_the_last_records_of_a_slow_network_arrive_after_the_fault(tmp_path: Pat
         fault("slow", "10 s", SINK, network={"latency": {"delay": "1 s", "mode": "one-way"}}),
         fault("kill", "1 s", SOURCE, at="3 s", **KILL),
     ]
-    trial, _ = answer(Case("in-flight", faults, "", 0.0, options=QUICK, observation="25 s"), tmp_path)
+    trial, _ = answer(Case("in-flight", faults, "", 0.0, options=QUICK, observation="17 s"), tmp_path)
     (found,) = trial.recoveries
     check_sums(found)
     assert found.total_s == pytest.approx(10 + 1, abs=0.2)
@@ -189,7 +189,7 @@ def test_a_shorter_delay_saves_what_its_slack_says_and_no_more(
     found = []
     for delay in delays:
         options = {**QUICK, DELAY: delay}
-        case = Case("slack", faults, "", 0.0, options=options, managers=managers, observation="40 s")
+        case = Case("slack", faults, "", 0.0, options=options, managers=managers, observation="30 s")
         (tmp_path / delay).mkdir()
         trial, _ = answer(case, tmp_path / delay)
         found.append(trial.recoveries[-1])
