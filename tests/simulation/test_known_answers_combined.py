@@ -213,7 +213,7 @@ def test_a_shorter_detection_saves_until_slots_are_requested_although_a_spare_ta
         options = {**QUICK, "heartbeat.timeout": timeout, DELAY: "2 s"}
         case = Case(
             "spare", [fault("gc", "15 s", SINK, **PAUSE), spare], "", 0.0,
-            options=options, managers={"replicas": 5}, observation="40 s",
+            options=options, managers={"replicas": 5}, observation="20 s",
         )  # fmt: skip
         (tmp_path / timeout).mkdir()
         found[timeout] = answer(case, tmp_path / timeout)[0].recoveries[0]

@@ -76,8 +76,8 @@ def failovers(found: list[Recovery]) -> int:
     return sum(bool(r.cause) for one in found for r in one.rounds)
 
 
-def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
-    return Case(name, faults, "", 0.0, options={**QUICK, **options}, version=version, observation="50 s")
+def case(name: str, *faults: Any, version: str = "2.x", observation: str = "25 s", **options: str) -> Case:
+    return Case(name, faults, "", 0.0, options={**QUICK, **options}, version=version, observation=observation)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         (case("far-there", far("one-way", "6 s", "to")), HEARTBEAT, "5 s", 7.0),
         (case("far-back", far("one-way", "6 s", "from")), HEARTBEAT, "5 s", 7.0),
         # each attempt of a producer registers 6 s late; budgets of 0.1 + 0.2 + … s
-        (case("late", LATE, KILLED, version="1.18"), BACKOFF, "1000", 6.0),
-        (case("late-2", LATE, KILLED, version="1.12"), BACKOFF, "2000", 6.0),
+        (case("late", LATE, KILLED, version="1.18", observation="37 s"), BACKOFF, "1000", 6.0),
+        (case("late-2", LATE, KILLED, version="1.12", observation="37 s"), BACKOFF, "2000", 6.0),
         # the tasks are submitted 1.4 s after the kill, and the last of them are there when the fault ends
-        (Case("submit", [SLOW, KILLED], "", 0.0, options=PATIENT, observation="50 s"), ASK, "4 s", 6.1),
+        (Case("submit", [SLOW, KILLED], "", 0.0, options=PATIENT, observation="14 s"), ASK, "4 s", 6.1),
         # a TaskManager handles one task after the other: tm-0 a source, tm-2 a count and a sink
         (Case("one-task", [submitted_late("tm-0")], "", 0.0, options=PATIENT), ASK, "4 s", 6.0),
         (Case("two-tasks", [submitted_late("tm-2")], "", 0.0, options=PATIENT), ASK, "4 s", 12.0),
@@ -127,7 +127,7 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         (case("jobmanager", JOBMANAGER_GC), HEARTBEAT, "5 s", 8.1),
         (case("lease", JOBMANAGER_GC, **LEADER), RENEW, "5 s", 8.1),
         # whole seconds; TCP repeats the first handshake 19 and 35 s after it. The second one begins after a restart delay of 0 s
-        (case("connect", CUT), CONNECT_TIMEOUT, "10", 35.0),
+        (case("connect", CUT, observation="37 s"), CONNECT_TIMEOUT, "10", 35.0),
     ],
     ids=lambda c: c.name if isinstance(c, Case) else "",
 )
@@ -173,7 +173,8 @@ def test_restarts_that_come_earlier_in_a_fault_save_only_what_comes_after_it(
     option: str, value: str, low: str, tmp_path: Path
 ):
     """Seven of them fail in 1.12, as each producer is 6 s late and requests give up after 2.5 s. The job can start when the fault ends."""
-    known = case("late", LATE, KILLED, version="1.12", **{BACKOFF: "1000", DELAY: "1 s"})
+    options = {BACKOFF: "1000", DELAY: "1 s"}
+    known = case("late", LATE, KILLED, version="1.12", observation="37 s", **options)
     (before,), lines = ran(known, tmp_path / "before", option, value)
     (line,) = [one for one in lines if "a lower value saves at most" in one]
     assert line.endswith("a producer to register its partition, during the fault `late`")
