@@ -227,7 +227,17 @@ class Checkpoints:
         else:
             return
         if has(self._services.options.flink_version, TRIGGER_FAILURES_ABORT):
-            self._services.run_async(JOBMASTER, self._fail, message.checkpoint, reason)
+            self._services.run_async(JOBMASTER, self._not_triggered, execution, message.checkpoint, reason)
+
+    def _not_triggered(self, execution: Execution, checkpoint: int, reason: CheckpointFailureReason) -> None:
+        if not (execution.state is ExecutionState.FINISHED and self._may_go_without(checkpoint)):
+            self._fail(checkpoint, reason)
+
+    def _may_go_without(self, checkpoint: int) -> bool:
+        """Whether this is the final checkpoint of a stop, which does not need tasks that have nothing left to do (`task_finished`). In
+        Flink the stop fails if they do not take it, and the job restarts."""
+        pending = self._coordinator.pending(checkpoint)
+        return pending is not None and pending.drain and self._services.options.checkpoints_after_finish
 
     # ---- answers
 
@@ -268,13 +278,10 @@ class Checkpoints:
             self._acknowledged(pending)
 
     def decline(self, execution: Execution, message: DeclineCheckpoint) -> None:
-        """Handle a task that takes no snapshot. If it is ending, it reports its end instead (`task_finished`): the final checkpoint of a
-        stop goes on without it. In Flink the stop fails, and the job restarts."""
+        """Handle a task that takes no snapshot. If it is ending, it reports its end instead."""
         reason = CheckpointFailureReason.of(message.reason)
         ending = reason is _R.CHECKPOINT_DECLINED_TASK_CLOSING or execution.state is ExecutionState.FINISHED
-        pending = self._coordinator.pending(message.checkpoint)
-        after_finish = self._services.options.checkpoints_after_finish
-        if not (ending and after_finish and pending is not None and pending.drain):
+        if not (ending and self._may_go_without(message.checkpoint)):
             self._fail(message.checkpoint, reason, by=execution)
 
     def _fail(self, checkpoint: int, reason: CheckpointFailureReason, *, by: Execution | None = None) -> None:
