@@ -23,7 +23,16 @@ from testbed_runtime.checking.pieces import Piece, is_of_option, merged, owner_t
 from testbed_runtime.checking.unrecorded import is_slot_request
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.judgement.recovery import Segment
-from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, POD_STEPS, RM_NAME, Outcome, Wait
+from testbed_runtime.core.waits import (
+    EVERYTHING,
+    JOBMASTER_NAME,
+    KINDS,
+    OWN_PARTITION,
+    POD_STEPS,
+    RM_NAME,
+    Outcome,
+    Wait,
+)
 
 EPSILON_NS = 5_000_000
 """Two processes record the same moment at most this far apart."""
@@ -258,6 +267,8 @@ class _Walk:
         inside = [w for w in untaken if w.end_ns <= ended + EPSILON_NS]
         # several requests can be under way at the same time
         parts = [w for w in untaken if (w.end_ns <= self.at or is_slot_request(w)) and _is_part(w, wait)]
+        if delayed:  # by the producer's restore, for example, which comes after its registration
+            parts += [w for w in inside if _registers_producer(w, wait)]
         if (wait.outcome.belongs_to_option or wait.kind == "stalled") and not delayed:
             return _latest(parts, wait)
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
@@ -532,6 +543,11 @@ def _is_part(holder: Wait, wait: Wait) -> bool:
         asked = (holder.kind, holder.what) == ("registration", JOBMASTER_NAME) and _caused(holder)
         return asked or (is_slot_request(holder) and wait.start_ns - EPSILON_NS <= holder.start_ns)
     return wait.kind == "iteration" and holder.kind in ("stalled", "fault") and holder.who == EVERYTHING
+
+
+def _registers_producer(holder: Wait, wait: Wait) -> bool:
+    """Whether the holder is the registration of the partition that this wait was for."""
+    return wait.kind == holder.kind == "partition" and (holder.who, holder.what) == (wait.what, OWN_PARTITION)
 
 
 def _caused(wait: Wait) -> bool:

@@ -92,6 +92,8 @@ DETECTORS = (JOBMASTER_NAME, RM_NAME, "TaskManager", "JobManager", "Task")
 """The components that detect a failure."""
 EVERYTHING = "everything"
 """Waits for a process that a fault has stopped."""
+OWN_PARTITION = "its own"
+"""The subject of a producer's wait for the registration of its own partition."""
 POD_STEPS = ("pending", "image")
 """The kinds of waits of a pod before its process starts, in their order."""
 REPLACE_LOST = "replaceLost"

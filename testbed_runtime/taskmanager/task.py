@@ -23,7 +23,7 @@ from testbed_runtime.core.job.messages import (
 from testbed_runtime.core.job.outcome import cancels, reported
 from testbed_runtime.core.job.rescaling import GateRescaling
 from testbed_runtime.core.versions import SAVEPOINTS_DO_NOT_COUNT, TASKS_INITIALIZE, has
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.waits import OWN_PARTITION, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.rpc import ASK_FAILURES, RemoteFailure
 from testbed_runtime.taskmanager.checkpoints import (
@@ -340,7 +340,7 @@ class Task:
             if environment.hook.active:
                 name = str(partition.partition_id)
                 wait = self._services.waits.begin(
-                    "partition", self.name, "its own", attempt=self.descriptor.attempt_number
+                    "partition", self.name, OWN_PARTITION, attempt=self.descriptor.attempt_number
                 )
                 ended = Outcome.CANCELLED
                 try:

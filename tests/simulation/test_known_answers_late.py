@@ -240,3 +240,21 @@ def test_a_process_that_comes_just_after_a_request_for_its_slot_has_the_time_unt
     assert {p.kind for p in found.prices} >= {"replacement", "slot-request"}
     assert "slot" not in {p.kind for p in found.prices if p.seconds > 0.005}
     assert found.prices[0].seconds == pytest.approx(2.0, abs=0.005)
+
+
+@pytest.mark.parametrize("read_s", [2, 4])
+def test_a_producer_registers_late_and_then_restores(read_s: int, tmp_path: Path):
+    """Its consumers restore their state while it has not registered yet, which delays nothing."""
+    registration = {"delay": {"delay": "3 s", "vertex": "source"}}
+    faults = [
+        fault("late", "12 s", ALL, registration=registration),
+        fault("slow", "12 s", ALL, store={"slow": {"delay": f"{read_s} s"}}),
+        fault("kill", "1 s", SINK, at="100 ms", **KILL),
+    ]
+    case = Case("late-and-slow", faults, "", 0.0, options=QUICK, observation="20 s")
+    (found,) = recoveries(document(case), tmp_path)
+    seconds = {p.fault: p.seconds for p in found.prices if p.fault}
+    assert seconds == {
+        "late": pytest.approx(3.0, abs=TOLERANCE_S),
+        "slow": pytest.approx(read_s, abs=TOLERANCE_S),
+    }

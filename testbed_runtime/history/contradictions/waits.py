@@ -13,7 +13,15 @@ import numpy as np
 from testbed_runtime.core.job.restart import RESTART_STRATEGY, settings_in_effect
 from testbed_runtime.core.options import BY_KEY, OWN_PREFIX
 from testbed_runtime.core.values import NS
-from testbed_runtime.core.waits import GROWN, JOBMASTER_NAME, PRODUCT, RM_NAME, Outcome, named_today
+from testbed_runtime.core.waits import (
+    GROWN,
+    JOBMASTER_NAME,
+    OWN_PARTITION,
+    PRODUCT,
+    RM_NAME,
+    Outcome,
+    named_today,
+)
 from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
@@ -40,8 +48,6 @@ EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
 OWN_BUDGET = frozenset(("partition", "credit"))
 """Kinds of waits whose budget follows from several requests, or that have none."""
 NUMBER = r"checkpoint (\d+)"
-OWN = "its own"
-"""A task waits for its own partition before it may use it."""
 LOST = "taskmanager.lost"
 ENDING = ("failover.failure", "failover.started", LOST)
 """Events with the kind of the wait that they ended."""
@@ -151,7 +157,7 @@ def _producers(trial: CheckedTrial) -> Iterator[Damage]:
     known = {(source, target) for source, target, _ in trial.edges}
     for row, r in trial.distinct("waits", "kind", "who", "what"):
         edge = vertex_of(r["what"]), vertex_of(r["who"])
-        if r["kind"] == "partition" and r["what"] != OWN and known and edge not in known:
+        if r["kind"] == "partition" and r["what"] != OWN_PARTITION and known and edge not in known:
             problem = f"is {r['what'][:60]!r}, which sends nothing to {r['who']} (manifest)"
             yield Damage("waits", "what", row, problem)
 
