@@ -4,6 +4,8 @@ them too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -215,7 +217,27 @@ def with_time_before_kills(rounds: Sequence[Round], waits: Sequence[Wait]) -> tu
         until_ns = min(next(begun, own.start_ns), own.end_ns)
         return replace(own, slack_ns=own.slack_ns + until_ns - own.start_ns)
 
-    return each_segment(rounds, until_killed)
+    return tuple(map(partial(_after_cut_delay, waits=waits), each_segment(rounds, until_killed)))
+
+
+def _after_cut_delay(own: Round, waits: Sequence[Wait]) -> Round:
+    """Return the round with smaller savings for the waits before a restart delay that the end of the JobManager cut off: what they save
+    is first added to that delay."""
+    segments = list(own.segments)
+    for number, (delay, following) in enumerate(pairwise(own.segments)):
+        cut = (
+            w for w in waits if w.kind == delay.kind and w.start_ns <= delay.start_ns + EPSILON_NS < w.end_ns
+        )
+        wait = next(cut, None) if (delay.kind, following.kind) == ("restart-delay", "jobmanager") else None
+        if wait is None or delay.option:
+            continue
+        left_ns = wait.start_ns + wait.budget_ns - delay.end_ns
+        for at, before in enumerate(segments[:number]):
+            if before.option and not before.gave_up:
+                segments[at] = with_slack(
+                    before, max(0, before.end_ns - before.start_ns - left_ns), following.text
+                )
+    return replace(own, segments=tuple(segments))
 
 
 def until_faults_end(

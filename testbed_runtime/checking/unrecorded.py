@@ -55,9 +55,10 @@ def _interrupted(trial: Trial, entry: Entry, started: Mapping[str, Any], end_ns:
     mine = mine[next(n for n, e in enumerate(mine) if e["kind"] == "failover.started") :]
     last = mine[-1]
     kind = _AFTER.get(last["kind"], "slot")
-    start_ns, cause = last["t_ns"], ""
+    start_ns, cause, budget_ns = last["t_ns"], "", -1
     if kind == "fencing" and (delay := _restart_delay(entry, data(started))):
         kind, start_ns, cause = "restart-delay", started["t_ns"], delay
+        budget_ns = round(data(started)["delay_s"] * NS)
     return Wait(
         wait=f"{process}/{kind}-{number}",
         kind=kind,
@@ -66,6 +67,7 @@ def _interrupted(trial: Trial, entry: Entry, started: Mapping[str, Any], end_ns:
         outcome=Outcome.CANCELLED,
         start_ns=start_ns,
         end_ns=end_ns,
+        budget_ns=budget_ns,
         cause=cause,
     )
 

@@ -11,6 +11,7 @@ from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report.answer import savings
 from tests.simulation.knownanswers import (
     ALL,
+    DELAY,
     DETECTION_S,
     HEARTBEAT,
     JOBMANAGER,
@@ -106,3 +107,23 @@ def test_a_replacement_that_comes_before_the_jobmanager_is_killed_saves_the_time
     (found,) = of_case(case, tmp_path).recoveries
     assert seconds(found, "replaceLost") == pytest.approx(10.0, abs=TOLERANCE_S)
     assert saved(found, "replaceLost") == pytest.approx(4.0 + 10.0 - 8.9, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize(("killed_s", "shorter_s"), [(3, 0.0), (6, 1.0)])
+def test_a_restart_delay_that_the_jobmanagers_kill_cuts_off_takes_what_a_shorter_detection_saves(
+    killed_s: int, shorter_s: float, tmp_path: Path
+):
+    """The delay of 5 s would have ended at 5 s at the earliest: after the kill, or 1 s before it."""
+    jobmanager = fault("jm", "1 s", JOBMANAGER, at=f"{killed_s} s", jobmanager={"kill": {}})
+    options = {**QUICK, DELAY: "5 s"}
+    case = Case(
+        "cut-off",
+        [fault("kill", "1 s", SINK, **KILL), jobmanager],
+        "",
+        0.0,
+        options=options,
+        observation="16 s",
+    )
+    (found,) = of_case(case, tmp_path).recoveries
+    assert seconds(found, REACHABILITY) == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
+    assert saved(found, REACHABILITY) == pytest.approx(shorter_s, abs=TOLERANCE_S)
