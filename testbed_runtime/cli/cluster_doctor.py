@@ -206,5 +206,9 @@ async def _rights(api: Api) -> Finding:
     if lacking:
         level = BAD if set(NEEDED) & set(lacking) else WARNING
         means = "ask for the roles headgate-edit and view in the namespace"
-        return Finding("rights", level, f"not allowed: {', '.join(map(str, lacking))}", means)
+        verbs: dict[str, list[str]] = {}
+        for right in lacking:
+            verbs.setdefault(right.resource, []).append(right.verb)
+        text = "; ".join(f"{', '.join(found)} {resource}" for resource, found in verbs.items())
+        return Finding("rights", level, f"not allowed: {text}", means)
     return Finding("rights", GOOD, "enough", f"runs and faults in namespace {api.namespace}")

@@ -593,6 +593,21 @@ async def test_doctor_names_a_right_that_only_kubectl_needs_as_a_note(refused: s
     assert (found.level, found.found) == (level, f"not allowed: {refused}")
 
 
+async def test_doctor_names_each_kind_once_for_a_user_without_any_right():
+    """One by one, the rights would fill the terminal."""
+
+    class Stranger(WithOperator):
+        async def create(self, review):
+            return {"status": {"allowed": False}}
+
+    found = (await cluster_doctor._rights(Stranger(""))).found
+    assert found.startswith(
+        "not allowed: create, get, list, watch, patch, update, delete, deletecollection scenarioruns; "
+    )
+    kinds = [part.split()[-1] for part in found.split("; ")]
+    assert len(kinds) == len(set(kinds))
+
+
 def test_a_server_that_is_not_reached_is_named_once():
     """The client's own text begins with the address, too."""
     error = ApiError(0, "Unreachable", "https://there: TimeoutError: no answer")
