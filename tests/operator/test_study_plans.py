@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from headgate_operator.handler import Context
+from headgate_operator.handlers.study import StudyHandler
 from headgate_operator.plan import study
 from headgate_operator.plan.conditions import clip, tail, yes
-from headgate_operator.plan.model import Delete, Plan
+from headgate_operator.plan.model import Delete, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read, rfc3339, to_json
 from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Run, Study
+from testbed_runtime.kube.api import ApiError
 from tests.operator.actors import a_run
+from tests.operator.model import ModelApi
 from tests.operator.planned import events, others
 from tests.operator.test_scenario_study import NOW, SETTINGS, a_study, condition
 
@@ -223,3 +227,16 @@ def test_a_long_text_keeps_its_beginning_in_an_event_and_its_end_in_a_log(length
     assert (len(clip(text)), clip(text)[0], clip(text)[-1]) == (kept, "b", "e" if length == kept else "…")
     shown = tail(text)
     assert (shown[0], shown[-1], len(shown)) == ("b" if length == kept else "…", "e", length)
+
+
+async def test_a_study_that_has_ended_is_left_alone_where_the_operator_has_no_rights_any_more() -> None:
+    """Its accounts are not read, so it does not become Stalled (`NotAdmitted`) after its end."""
+    api = ModelApi(now=lambda: NOW)
+    ended = {"phase": "Complete"}
+    api.objects["TuningStudy", "lab", "knobs"] = {**api.put(a_study()), "status": ended}
+    account = lambda verb, kind, name: kind in ("ServiceAccount", "RoleBinding")  # noqa: E731
+    api.failing.append((account, ApiError(403, "Forbidden", "no Role here")))
+    context = Context(api, Settings(), None, None, lambda: NOW, lambda: "0", lambda: b"0")
+    observed = await StudyHandler().observe(context, Key("TuningStudy", "lab", "knobs"))
+    assert observed is not None
+    assert study.plan(observed, SETTINGS, NOW).actions == ()

@@ -20,15 +20,15 @@ class StudyHandler(Handler):
         found = await context.find(Study, key.kind, namespace, key.name)
         if found is None:
             return None
-        if found.terminating:
+        # without the accounts of a study that has ended, which the operator may no longer be permitted to read
+        if found.terminating or found.status.phase == COMPLETE:
             return study.Observed(found)
         shared = frozenset(await named(context, found, account_keys(context, found), recent=True))
         pod = await context.find(Pod, "Pod", namespace, objects_runs.study_pod_name(key.name))
         own = pod if pod is not None and pod.owned_by(found) else None
         runs = own is not None and own.alive and own.containers_run  # a pod reports before it ends
         report, _ = await report_of(context, found, StudyReport, recent=runs)
-        others = () if found.status.phase == COMPLETE else await other_runs(context, found)
-        return study.Observed(found, own, report, shared, others)
+        return study.Observed(found, own, report, shared, await other_runs(context, found))
 
 
 class ScenarioHandler(Handler):
