@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import os
 import re
 import subprocess
@@ -76,7 +77,9 @@ def installed_from(cluster: Cluster, space: Space, chart: Path, images: list[str
 async def test_an_upgrade_lets_a_run_and_a_fault_end_as_they_would_have(
     earlier: Path, bare_space: Space, alone: Cluster, tmp_path: Path
 ):
-    """One trial, one injection, Pass; the Fault ends at its deadline in the same pods; a run after the upgrade passes, too."""
+    """One trial, one injection, Pass; the Fault ends at its deadline in the same pods; a run after the upgrade passes, too.
+
+    Each run is evaluated by Spark of its own version. A changed Testbed is replaced, whose pods would not all understand each other."""
     before, after = loaded(earlier), loaded(ROOT)
     assert before != after, (
         f"{earlier_commit()} has the same images: set HEADGATE_UPGRADE_FROM to an earlier commit"
@@ -108,6 +111,12 @@ async def test_an_upgrade_lets_a_run_and_a_fault_end_as_they_would_have(
     again = Followed(bare_space, tmp_path)
     result = await again.run(SMALL)
     assert result.verdict["verdict"] == "Pass", again.story(result)
+    assert _tag(bare_space, "headgate-spark") == _given(after, "sparkImage")
+    changed = {"spec": {"flinkConfiguration": {"heartbeat.timeout": "61 s"}}}
+    bare_space.kubectl("patch", "testbed", "bench", "--type=merge", "-p", json.dumps(changed))
+    bare_space.condition("testbed/bench", "Ready", 300)
+    rolled = [name for name in pods if not name.endswith(("-store", "-proxy"))]
+    assert {_tag(bare_space, name) for name in rolled} == {_given(after, "image")}
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
 
 
@@ -115,3 +124,13 @@ def _pods(space: Space) -> dict[str, str]:
     """The stand-alone Testbed's pods, by name and uid."""
     found = space.get("pods", "-l", "headgate.dev/testbed=bench")["items"]
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+
+def _tag(space: Space, pod: str) -> str:
+    image: str = space.get("pod", pod)["spec"]["containers"][0]["image"]
+    return image.rpartition(":")[2]
+
+
+def _given(values: list[str], image: str) -> str:
+    [tag] = [value.removeprefix(f"{image}.tag=") for value in values if value.startswith(f"{image}.tag=")]
+    return tag
