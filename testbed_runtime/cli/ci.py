@@ -9,6 +9,7 @@ import typer
 
 from testbed_runtime.cli import access, exits, options
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.history.manifest import MANIFEST
 
 
 def ci(  # noqa: PLR0917 - typer passes by name
@@ -24,7 +25,6 @@ def ci(  # noqa: PLR0917 - typer passes by name
     """Run all scenarios of a folder, and write one JUnit and one Markdown file. The exit code covers all scenarios."""
     from testbed_runtime.cli import folders, loading, running
     from testbed_runtime.cli.session import Session
-    from testbed_runtime.history.manifest import MANIFEST
 
     login = access.access_for(on.value, namespace, context, kubeconfig)
     settings = running.RunSettings(out=out, environment=on, policy=inconclusive, quiet=quiet, access=login)

@@ -21,6 +21,8 @@ from testbed_runtime.core.judgement.metrics import (
     is_phase,
     parse_quantile,
 )
+from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.results import read_rows
 
 if TYPE_CHECKING:
     from testbed_runtime.core.judgement.comparison import Group, Key
@@ -80,7 +82,6 @@ def trend(
     recoveries. This starts Spark. Simulated runs count once `headgate evaluate` has evaluated them."""
     from testbed_runtime.cli import overview
     from testbed_runtime.core.judgement.comparison import comparison
-    from testbed_runtime.history.manifest import read_manifest
 
     if len(runs) == 1 and overview.is_folder_of_runs(runs[0]):
         data = overview.select(overview.read(runs[0]), _keys(metric or ()), variant or ())
@@ -102,8 +103,6 @@ def trend(
 
 def _different(runs: Sequence[Path]) -> Sequence[Path]:
     """Return the folders. Raises UserError if one is named twice, or is a copy of another one: a run does not differ from itself."""
-    from testbed_runtime.history.manifest import read_manifest
-
     seen: list[tuple[Path, dict[str, Any]]] = []
     for folder in runs:
         manifest = read_manifest(folder)
@@ -117,8 +116,6 @@ def _different(runs: Sequence[Path]) -> Sequence[Path]:
 
 def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Group]:
     """Return the trials of these variants (none: of all). `partly`: a run need only have one of them. Raises UserError."""
-    from testbed_runtime.history.manifest import read_manifest
-    from testbed_runtime.results import read_rows
     from testbed_runtime.runner.conclude import groups_of
 
     manifest = read_manifest(folder)
@@ -223,8 +220,6 @@ def _share(text: str) -> float:
 def _changes(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[str]]:
     """Return by pair of runs which settings of the compared variants differ, so that no difference is attributed to the wrong
     setting."""
-    from testbed_runtime.history.manifest import read_manifest
-
     labels = _labels(list(loaded))
     single = all(len(groups) == 1 for groups in loaded.values())
     found: dict[str, list[str]] = {}

@@ -17,7 +17,9 @@ from testbed_runtime.cli import access, cluster_doctor, exits
 from testbed_runtime.cli.cluster_doctor import BAD, GOOD, WARNING, Finding, noted
 from testbed_runtime.cli.options import DEFAULT_OUT
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.process.clock import BOOT_ID
+from testbed_runtime.process.machine import cores
 
 MIN_CORES = 2
 """Minimum cores. With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
@@ -76,8 +78,6 @@ def _spark() -> Finding:
 
 
 def _cores() -> Finding:
-    from testbed_runtime.process.machine import cores
-
     found = cores()
     level = GOOD if found >= MIN_CORES else WARNING
     means = "every process of a testbed shares them; with one, control runs become unstable"
@@ -146,7 +146,6 @@ def _signals() -> Finding:
 
 def _packets() -> Finding:
     """Check what `run` checks before it refuses a packet fault."""
-    from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
     from testbed_runtime.local import packets
 
     offered = asyncio.run(packets.capabilities())

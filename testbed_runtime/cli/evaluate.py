@@ -7,6 +7,8 @@ import os
 import typer
 
 from testbed_runtime.cli import options
+from testbed_runtime.files import naming
+from testbed_runtime.history.manifest import read_manifest
 
 KEPT = "what was recorded is kept"
 
@@ -21,8 +23,6 @@ def evaluate(
     from testbed_runtime.cli.render import rendering
     from testbed_runtime.cli.session import Session
     from testbed_runtime.evaluation.session import require_spark
-    from testbed_runtime.files import naming
-    from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.engine import judge_run
 
     for folder in runs:

@@ -13,6 +13,7 @@ import typer
 from testbed_runtime.cli.options import AsJson, show
 from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.history.manifest import read_manifest
 
 if TYPE_CHECKING:
     from testbed_runtime.checking.executions import ExecutionHistory
@@ -32,7 +33,6 @@ def executions(
 
     Each state has the time at which it was reached, the TaskManager and the cause."""
     from testbed_runtime.checking.executions import executions as executions_of
-    from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.history.reader import read_trial
     from testbed_runtime.runner.conclude import trials_to_evaluate
 

@@ -14,6 +14,7 @@ import typer
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.status import COMPLETE
 from testbed_runtime.cli import access, options
 from testbed_runtime.core.errors import HeadgateError, UserError
 
@@ -74,8 +75,6 @@ def name_of(found: Resource) -> Named:
 
 def is_active(found: Run | Study) -> bool:
     """Return whether a run or a study has no result yet, so that it has, or will have, faults."""
-    from testbed_runtime.api.status import COMPLETE
-
     return not found.status.is_true(COMPLETE)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.api.catalogue import SLOTS_KEY
 from testbed_runtime.cli.options import (
     MEMORY,
     AsJson,
@@ -18,6 +19,7 @@ from testbed_runtime.cli.options import (
     show,
 )
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.vocabulary import camel
 from testbed_runtime.core.values import MB
 from testbed_runtime.core.versions import LATEST
 
@@ -124,8 +126,6 @@ def _parts(
 
 def _check_arguments(ratios: Mapping[str, float | None], settings: Sequence[str]) -> None:
     """Raise UserError for a ratio that is not between 0 and 1 or whose base is missing, and for a `-D` key that has its own option."""
-    from testbed_runtime.api.catalogue import SLOTS_KEY
-
     for name, ratio in ratios.items():
         if ratio is not None and not 0 <= ratio <= 1:
             raise UserError(name, f"{ratio:g} is not a share", "write 0 to 1, such as 0.9")
@@ -145,7 +145,6 @@ def _sizes(process_size: str, flink_size: str) -> list[str]:
 
 def describe(options: Options, memory: ProcessMemory, *, rules: str, young: float | None) -> dict[str, Any]:
     """Return everything that the command prints. Pure."""
-    from testbed_runtime.core.faults.vocabulary import camel
     from testbed_runtime.core.processmemory import SEGMENT, memory_doubts
 
     segment = options.memory(SEGMENT)
@@ -197,8 +196,6 @@ def _mismatch(options: Options, memory: ProcessMemory) -> Iterator[str]:
 
 def lines(described: dict[str, Any]) -> Iterator[str]:
     """Yield the description as text. Pure."""
-    from testbed_runtime.core.faults.vocabulary import camel
-
     yield f"{'Flink ' + described['flinkVersion']:<{LABEL_WIDTH}}{'MB':>{NUMBER_WIDTH}}{'bytes':>{NUMBER_WIDTH}}"
     for name, label, depth in PARTS:
         size = described["bytes"][camel(name)]

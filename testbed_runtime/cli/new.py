@@ -15,6 +15,7 @@ from testbed_runtime.api.limits import MAX_RATE, MAX_TASKMANAGERS
 from testbed_runtime.cli import exits, folders, options, questions, starting, tables
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.quantities import counted
+from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import LATEST
 
 
@@ -104,7 +105,6 @@ def _list_questions(width: int) -> None:
 def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> starting.Shape:
     """Return the shape with the options of a Flink configuration."""
     from testbed_runtime.core.job.restart import restart_strategy
-    from testbed_runtime.core.options import Options
 
     conf, version, found = options.flink_conf(path, flink_version)
     slots = f" with {counted(conf.slots, 'slot')} each"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.api.catalogue import Standing, judge
 from testbed_runtime.cli import exits
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import UserError
@@ -72,7 +73,6 @@ def flink_options(
 ) -> Options:
     """Read the `-D KEY=VALUE` of a command, and warn about keys without an effect. `named`: options of the command that stand for
     a key, which errors then name. Raises UserError for a key that is a typo."""
-    from testbed_runtime.api.catalogue import Standing, judge
     from testbed_runtime.api.option_rules import Collected, judge_key
 
     version = known_version(flink_version)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from testbed_runtime.api.catalogue import SLOTS_KEY
 from testbed_runtime.cli import exits, tables
 from testbed_runtime.cli.options import (
     AsJson,
@@ -94,7 +95,6 @@ def _configured(path: Path | None, flink_version: str | None) -> Callable[[Testb
     read = functools.cache(lambda version: flink_conf(path, flink_version, needed=USED, otherwise=version))
 
     def configured(testbed: TestbedPlan) -> TestbedPlan:
-        from testbed_runtime.api.catalogue import SLOTS_KEY
         from testbed_runtime.core.job.slots import needed_slots
 
         conf, version, found = read(testbed.flink_version)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from testbed_runtime.cli import access, options
+from testbed_runtime.history.manifest import read_manifest
 
 Runs = Annotated[
     list[str],
@@ -50,7 +51,6 @@ def report(  # noqa: PLR0917 - typer passes by name
 
 def _rewrite(folder: Path) -> str:
     from testbed_runtime.cli import folders, running
-    from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.conclude import reread
     from testbed_runtime.runner.engine import RunResult
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.api.status import COMPLETE, REJECTED
 from testbed_runtime.cli import access, exits, options
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.files import naming
+from testbed_runtime.process.machine import cores
 
 if TYPE_CHECKING:
     from testbed_runtime.api.kinds import TuningStudy
@@ -65,7 +67,6 @@ def tune(  # noqa: PLR0917 - typer passes by name
         raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on, given_up=goes_on))
     found = find_scenarios(resource, scenarios or scenario_folders(study))
     from testbed_runtime.cli.study_runs import StudyRuns
-    from testbed_runtime.process.machine import cores
 
     runs = StudyRuns(study=resource, scenarios=found, out=out, jobs=jobs or cores(), quiet=quiet)
     raise typer.Exit(_run_locally(runs, confirm=confirm, real=real))
@@ -209,7 +210,6 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
     """Apply the study and follow it until it finishes. Return the exit code."""
     import asyncio
 
-    from testbed_runtime.api.status import COMPLETE, REJECTED
     from testbed_runtime.tuning.score import NO_ROW
 
     async with access.connected(login) as api:

@@ -17,6 +17,7 @@ from testbed_runtime.api.naming import GROUP
 from testbed_runtime.cli import exits, options
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import counted
+from testbed_runtime.history.manifest import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     from testbed_runtime.api.document import Document
@@ -115,8 +116,6 @@ def find(paths: list[Path]) -> list[Path]:
 
 def _yaml_files(folder: Path) -> list[Path]:
     """Return the YAML files below a folder. Folders of runs and folders that cannot be listed or that vanish are skipped."""
-    from testbed_runtime.history.manifest import MANIFEST
-
     found: list[Path] = []
     for at, below, names in os.walk(folder):
         if MANIFEST in names and Path(at) != folder and _is_run(Path(at)):
@@ -129,8 +128,6 @@ def _yaml_files(folder: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    from testbed_runtime.history.manifest import read_manifest
-
     try:
         read_manifest(folder)
     except UserError:

@@ -97,7 +97,7 @@ def test_an_interrupted_reading_of_runs_does_not_mention_faults(headgate, comman
 
     monkeypatch.setattr(SparkWorker, "trends", interrupted)
     monkeypatch.setattr("testbed_runtime.runner.engine.judge_run", interrupted)
-    monkeypatch.setattr("testbed_runtime.history.manifest.read_manifest", lambda _: None)
+    monkeypatch.setattr("testbed_runtime.cli.evaluate.read_manifest", lambda _: None)
     said = headgate(*command)
     assert said.returncode == 130
     assert said.stderr.splitlines()[-1].startswith("headgate: interrupted")
