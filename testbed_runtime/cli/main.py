@@ -31,10 +31,8 @@ def kubectl() -> None:
 
 
 def _treat_sigterm_as_interrupt() -> None:
-    """Raise KeyboardInterrupt at SIGTERM, unless this process ignores SIGTERM or was started with a blocked Ctrl-C. In the latter case, its
-    parent (`interrupting.keeping_interrupts`) handles both signals."""
-    parent_answers = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not parent_answers:
+    """Raise KeyboardInterrupt at SIGTERM, unless this process ignores it."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 

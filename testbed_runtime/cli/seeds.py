@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.models import ScenarioSpec
 from testbed_runtime.cli import exits
 from testbed_runtime.cli.folders import make_folder
-from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, with_seed
+from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
+from testbed_runtime.cli.study_runs import Done, Task, simulate_all
 from testbed_runtime.core.documents import METRICS_FILE, VERDICT_FILE, versioned
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
@@ -31,7 +31,6 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import answer_lines
 from testbed_runtime.results import read_recoveries, read_rows
 
-MODULE = "testbed_runtime.cli.main"
 WORKERS = 2
 """Number of seeds that are simulated at the same time. Each takes one core and its own memory."""
 ALIKE = (
@@ -42,13 +41,7 @@ DISTRIBUTION_FILE = "distribution.json"
 
 
 def simulate_seeds(
-    loaded: Loaded,
-    *,
-    seeds: int,
-    out: Path,
-    variants: Sequence[str] = (),
-    quiet: bool = False,
-    checkpoint: Path | None = None,
+    loaded: Loaded, *, seeds: int, out: Path, variants: Sequence[str] = (), quiet: bool = False
 ) -> list[str]:
     """Simulate the scenario with `seeds` seeds from its own one on. Print the distributions and return the verdicts.
 
@@ -56,24 +49,23 @@ def simulate_seeds(
     or the last seed does not exist."""
     name, first = loaded.scenario.metadata.name, loaded.scenario.spec.seed
     with_seed(loaded, first + seeds - 1)
-    compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants)
+    plan = compile_run(loaded.scenario, scenario_folder=loaded.folder.resolve(), variants=variants)
+    require_functions(plan)
+    kept_checkpoints(plan)
     folder = out / f"{name}-seeds-{first}-{first + seeds - 1}"
     make_folder(folder, exist_ok=True)
     verdicts: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     trials: list[dict[str, Any]] = []
     recoveries: dict[str, TrialRecovery] = {}
-    words = [word for variant in variants for word in ("--variant", variant)]
-    words += [] if checkpoint is None else ["--from-checkpoint", str(checkpoint)]
     if not quiet:
         exits.say(f"{seeds} seeds in virtual time, up to {WORKERS} at a time → {folder}")
-    for found in _runs(loaded, range(first, first + seeds), folder, words):
+    tasks = _tasks(loaded, range(first, first + seeds), folder, tuple(variants))
+    for found in _runs(tasks, quiet=quiet):
         verdicts[found.verdict] += 1
         rows += found.rows
         trials += found.trials
         recoveries |= found.recoveries
-        if not quiet:
-            exits.say(f"seed {found.seed}: {found.verdict}")
     found_distributions = distributions(rows)
     answer = answer_lines(trials, recoveries)
     document = {
@@ -134,53 +126,46 @@ def lines(found: Sequence[Distribution]) -> Iterator[str]:
 class _Found(Struct, frozen=True):
     """The result of one seed. Names of trials in `trials` and `recoveries` begin with the seed, so that no two are equal."""
 
-    seed: int
     verdict: str
     rows: list[dict[str, Any]]
     trials: list[dict[str, Any]]
     recoveries: dict[str, TrialRecovery]
 
 
-def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> Iterator[_Found]:
-    """Simulate WORKERS seeds at a time, each in a process of its own. Yield the results in the order of the seeds."""
-    running_now: dict[int, subprocess.Popen[bytes]] = {}
-    waiting = deque(seeds)
-    earlier = {seed: frozenset((folder / f"seed-{seed}").glob(f"*/{VERDICT_FILE}")) for seed in seeds}
-    try:
-        while waiting or running_now:
-            while waiting and len(running_now) < WORKERS:
-                seed = waiting.popleft()
-                with keeping_interrupts():  # Ctrl-C is handled once the process is known, and ends it
-                    running_now[seed] = _start(loaded.path, seed, folder / f"seed-{seed}", words)
-            seed = next(iter(running_now))
-            running_now[seed].wait()
-            del running_now[seed]
-            yield _result(seed, folder / f"seed-{seed}", before=earlier[seed])
-    finally:
-        for process in running_now.values():
-            process.kill()
-            process.wait()
+def _tasks(loaded: Loaded, seeds: range, folder: Path, variants: tuple[str, ...]) -> list[Task]:
+    """Return the run of each seed, with a folder of its own."""
+    run = f"{loaded.scenario.metadata.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    document, spec, where = loaded.document, loaded.document["spec"], loaded.folder.resolve()
+    seeded = {seed: {**document, "spec": {**spec, "seed": seed}} for seed in seeds}
+    return [
+        Task(seed, one, where, variants, folder / f"seed-{seed}" / run, keep_history=True)
+        for seed, one in seeded.items()
+    ]
 
 
-def _start(path: Path, seed: int, out: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", MODULE, "simulate", str(path), "--seed", str(seed), "--out", str(out)]
-    return subprocess.Popen([*command, "--quiet", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
+def _runs(tasks: Sequence[Task], *, quiet: bool) -> Iterator[_Found]:
+    """Simulate WORKERS seeds at a time. Yield the results in the order of the seeds. Raises HeadgateError for a seed that could not be
+    simulated."""
+    folders = {task.number: task.folder for task in tasks}
+
+    def on_done(done: Done) -> None:
+        if not (folders[done.number] / VERDICT_FILE).exists():
+            raise HeadgateError(f"the simulation with seed {done.number} failed: {done.verdict['summary']}")
+        if not quiet:
+            exits.say(f"seed {done.number}: {done.verdict['verdict']}")
+
+    for done in simulate_all(tasks, jobs=WORKERS, on_done=on_done):
+        yield _found(done, folders[done.number])
 
 
-def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:
-    """Read the new run of a seed; `before` has the earlier runs. Raises HeadgateError if no run was written. Its process has
-    printed the reason. A run without a usable trial has no metrics."""
-    runs = [path for path in out.glob(f"*/{VERDICT_FILE}") if path not in before]
-    if not runs:
-        raise HeadgateError(f"the simulation with seed {seed} ended without a verdict")
-    run = runs[-1].parent
-    verdict = json.loads(runs[-1].read_text(encoding="utf-8"))["verdict"]
-    manifest = read_manifest(run)
+def _found(done: Done, run: Path) -> _Found:
+    """Read the run of a seed. A run without a usable trial has no metrics."""
+    manifest, seed = read_manifest(run), f"seed-{done.number}"
     roles: Mapping[str, dict[str, Any]] = {t["trial"]: t for t in manifest["trials"]}
     rows = [
         {**row, "variant": roles[row["trial"]]["variant"], "role": roles[row["trial"]]["role"]}
         for row in (read_rows(run, manifest) if (run / METRICS_FILE).exists() else ())
     ]
-    recoveries = {f"seed-{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
-    trials = [{**entry, "trial": f"seed-{seed}/{trial}"} for trial, entry in roles.items()]
-    return _Found(seed, verdict, rows, trials, recoveries)
+    recoveries = {f"{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
+    trials = [{**entry, "trial": f"{seed}/{trial}"} for trial, entry in roles.items()]
+    return _Found(str(done.verdict["verdict"]), rows, trials, recoveries)

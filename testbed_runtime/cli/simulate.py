@@ -43,9 +43,7 @@ def simulate(  # noqa: PLR0917 - typer passes by name
     if seeds > 1:
         from testbed_runtime.cli.seeds import simulate_seeds
 
-        verdicts = simulate_seeds(
-            loaded, seeds=seeds, out=out, variants=variant or (), quiet=quiet, checkpoint=from_checkpoint
-        )
+        verdicts = simulate_seeds(loaded, seeds=seeds, out=out, variants=variant or (), quiet=quiet)
         raise typer.Exit(running.exit_code(verdicts, inconclusive))
     result = running.simulate_loaded(loaded, out=out, variants=variant or (), quiet=quiet)
     running.conclude(loaded.scenario.metadata.name, result)

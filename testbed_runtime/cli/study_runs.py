@@ -30,6 +30,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.files import read_json
+from testbed_runtime.process.machine import machine_facts
 from testbed_runtime.runner.engine import RunRequest
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Silent
@@ -49,6 +50,8 @@ class Task(Struct, frozen=True):
     scenario_folder: Path
     variants: tuple[str, ...]
     folder: Path
+    keep_history: bool = False
+    """Whether the history stays. Those of a study are deleted when their runs have ended: hundreds of them would fill the disk."""
 
 
 class Done(Struct, frozen=True):
@@ -233,13 +236,12 @@ def _completed(pool: ProcessPoolExecutor, tasks: Iterable[Task]) -> Iterator[Don
 
 
 def simulate_one(task: Task) -> Done:
-    """Simulate one run into its folder. The history is deleted afterwards: a study of hundreds of runs would fill the disk. A run
-    that cannot be carried out gets the verdict Error."""
+    """Simulate one run into its folder. A run that cannot be carried out gets the verdict Error."""
     from testbed_runtime.simulation.entry import simulate
 
     task.folder.mkdir(parents=True, exist_ok=True)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    info = RunInfo(task.folder.name, "simulation", started)
+    info = RunInfo(task.folder.name, "simulation", started, machine_facts())
     scenario = Scenario.model_validate(task.document)
     try:
         plan = compile_run(scenario, scenario_folder=task.scenario_folder, variants=task.variants)
@@ -252,4 +254,5 @@ def simulate_one(task: Task) -> Done:
 
 
 def _forget_history(task: Task) -> None:
-    shutil.rmtree(task.folder / HISTORY_FOLDER, ignore_errors=True)
+    if not task.keep_history:
+        shutil.rmtree(task.folder / HISTORY_FOLDER, ignore_errors=True)

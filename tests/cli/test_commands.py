@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.cli import commands, doctor, exits, loading, running
 from testbed_runtime.cli.cluster_doctor import BAD, GOOD, Finding
-from testbed_runtime.cli.seeds import MODULE
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA
@@ -132,7 +131,7 @@ def test_ctrl_c_in_a_command_without_a_cleanup_is_said_in_one_line(tmp_path):
     """Not with typer's `Aborted.`, nor with nothing at all. The command reads a pipe, so it is at work when it is interrupted."""
     pipe = tmp_path / "document.yaml"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", MODULE, "validate", str(pipe)]
+    command = [sys.executable, "-m", "testbed_runtime.cli.main", "validate", str(pipe)]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with started, pipe.open("w"):  # opens as soon as the command reads it
         started.send_signal(signal.SIGINT)
@@ -147,7 +146,7 @@ def test_a_reader_that_stops_reading_is_not_the_verdict_fail(command):
     os.close(read)
     with os.fdopen(written, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE, *command],
+            [sys.executable, "-m", "testbed_runtime.cli.main", *command],
             check=False,
             stdout=closed,
             stderr=subprocess.PIPE,

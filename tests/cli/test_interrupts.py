@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed_runtime.cli import commands, kubectl, main, seeds
+from testbed_runtime.cli import commands, kubectl, main
 from testbed_runtime.cli.interrupting import keeping_interrupts, run_interruptible
-from testbed_runtime.cli.loading import load
 from testbed_runtime.evaluation.catalogue import FOLDER as CATALOGUE
 from testbed_runtime.evaluation.process import SparkWorker
 
@@ -134,26 +133,6 @@ def test_an_interrupt_does_not_affect_the_next_command(headgate, monkeypatch):
     assert headgate("new", "--list").returncode == 0
 
 
-def test_a_seed_that_is_interrupted_while_it_starts_leaves_no_process(tmp_path, monkeypatch):
-    """Its process gets no Ctrl-C of its own."""
-    started = []
-
-    def popen(*_: object, **options: object) -> subprocess.Popen[bytes]:
-        started.append(
-            start([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        )
-        signal.raise_signal(signal.SIGINT)
-        return started[-1]
-
-    start = subprocess.Popen
-    monkeypatch.setattr(seeds.subprocess, "Popen", popen)
-    with pytest.raises(KeyboardInterrupt):
-        list(seeds._runs(load(ROOT / "scenarios/02-taskmanager-killed"), range(2), tmp_path, ()))
-    (child,) = started
-    assert child.poll() == -signal.SIGKILL
-    child.stdin.close()
-
-
 def test_a_child_that_starts_in_the_block_gets_no_interrupt_and_the_parent_gets_it_afterwards():
     """The child interrupts itself before its first import, as a terminal may."""
     said = []
@@ -169,16 +148,6 @@ def test_a_child_that_starts_in_the_block_gets_no_interrupt_and_the_parent_gets_
     with pytest.raises(KeyboardInterrupt):
         start()
     assert said == [b"done\n"]
-
-
-def test_a_process_of_a_seed_says_nothing_when_its_group_gets_sigterm():
-    """`timeout` and process managers signal the whole group: the parent says for all that they were interrupted."""
-    code = "import os, signal\nfrom testbed_runtime.cli import commands, main\n"
-    code += "commands.build = lambda: lambda **_: os.kill(os.getpid(), signal.SIGTERM)\nmain.main()"
-    with keeping_interrupts():
-        child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    _, said = child.communicate(timeout=60)
-    assert (child.returncode, said) == (-signal.SIGTERM, "")
 
 
 SEARCH = """

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,8 +14,9 @@ from typer.testing import CliRunner
 
 from testbed_runtime.cli import seeds
 from testbed_runtime.cli.commands import build
-from testbed_runtime.cli.loading import load
+from testbed_runtime.cli.loading import load, with_checkpoint
 from testbed_runtime.cli.seeds import ALIKE, are_alike, lines
+from testbed_runtime.cli.study_runs import Done, Task
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import distributions
 
@@ -71,8 +75,8 @@ def test_a_distribution_of_one_value_says_how_to_get_others(
     for variant in document["spec"]["variants"]:
         variant["faults"][0] |= jitter
     (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(document))
-    found = [seeds._Found(seed, "Pass", [row(2.0)], [], {}) for seed in (7, 8)]
-    monkeypatch.setattr(seeds, "_runs", lambda *_: found)
+    found = [seeds._Found("Pass", [row(2.0)], [], {})] * 2
+    monkeypatch.setattr(seeds, "_runs", lambda *_, **__: found)
     arguments = ["simulate", str(tmp_path), "--seeds", "2", "--out", str(tmp_path / "runs")]
     done = CliRunner().invoke(build(), arguments, catch_exceptions=False)
     assert (ALIKE in done.stdout) is said, done.stdout
@@ -91,7 +95,7 @@ def test_what_no_seed_can_simulate_is_refused_before_the_first_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], words: str
 ):
     """Once, and nothing is written."""
-    monkeypatch.setattr(seeds, "_start", None)
+    monkeypatch.setattr(seeds, "simulate_all", None)
     arguments = ["simulate", str(SCENARIO), "--seeds", "3", "--out", str(tmp_path), *more]
     with pytest.raises(HeadgateError, match=words):
         CliRunner().invoke(build(), arguments, catch_exceptions=False)
@@ -99,29 +103,42 @@ def test_what_no_seed_can_simulate_is_refused_before_the_first_one(
 
 
 def test_every_seed_starts_from_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The processes of the seeds get the option, as they get the variants."""
-    started: list[list[str]] = []
+    """Their documents differ only in the seed, and each run has a folder of its own."""
+    given: list[Task] = []
+    monkeypatch.setattr(seeds, "kept_checkpoints", lambda plan: None)
+    monkeypatch.setattr(seeds, "simulate_all", lambda tasks, **_: given.extend(tasks) or [])
+    loaded = with_checkpoint(load(SCENARIO), tmp_path / "files")
+    seeds.simulate_seeds(loaded, seeds=2, out=tmp_path, variants=["upstream"])
+    specs = [task.document["spec"] for task in given]
+    assert [spec["seed"] for spec in specs] == [7, 8]
+    assert all(spec | {"seed": 7} == loaded.document["spec"] for spec in specs)
+    assert {(task.variants, task.folder.parent.name) for task in given} == {
+        (("upstream",), "seed-7"),
+        (("upstream",), "seed-8"),
+    }
 
-    def start(path: Path, seed: int, out: Path, words: list[str]) -> None:
-        started.append(words)
-        raise HeadgateError("started")
 
-    monkeypatch.setattr(seeds, "_start", start)
-    loaded = load(SCENARIO)
-    with pytest.raises(HeadgateError, match="started"):
-        seeds.simulate_seeds(
-            loaded, seeds=2, out=tmp_path, variants=["upstream"], checkpoint=tmp_path / "files"
-        )
-    assert started == [["--variant", "upstream", "--from-checkpoint", str(tmp_path / "files")]]
+def test_a_seed_that_cannot_be_simulated_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With its reason: a distribution without it would be another one."""
+    task = Task(7, {}, tmp_path, (), tmp_path / "run", keep_history=True)
+
+    def simulate_all(tasks: list[Task], *, jobs: int, on_done: Any) -> list[Done]:
+        on_done(Done(7, {"verdict": "Error", "summary": "out of memory"}, {}))
+        return []
+
+    monkeypatch.setattr(seeds, "simulate_all", simulate_all)
+    with pytest.raises(HeadgateError, match=r"^the simulation with seed 7 failed: out of memory"):
+        list(seeds._runs([task], quiet=True))
 
 
 @pytest.mark.virtual
 def test_seeds_are_simulated_side_by_side_and_summarised(tmp_path):
     """Each seed has its own run; the verdicts are counted and the distribution is stored."""
     arguments = ["simulate", str(SCENARIO), "--variant", "upstream", "--seeds", "3", "--out", str(tmp_path)]
-    result = CliRunner().invoke(build(), arguments)
-    assert result.exit_code == 0, result.output
-    assert "taskmanager-killed, 3 seeds: 3 Pass" in result.output
+    command = [sys.executable, "-m", "testbed_runtime.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "taskmanager-killed, 3 seeds: 3 Pass" in done.stdout
     folder = tmp_path / "taskmanager-killed-seeds-7-9"
     document = json.loads((folder / "distribution.json").read_text())
     assert document["verdicts"] == {"Pass": 3}
@@ -130,4 +147,4 @@ def test_seeds_are_simulated_side_by_side_and_summarised(tmp_path):
     assert total["count"] == 3
     assert 0 < total["low"] <= total["median"] <= total["high"]
     assert [line.split(":")[0] for line in document["answer"]] == [f"seed-{n}/upstream-1" for n in (7, 8, 9)]
-    assert all(f"  {line}\n" in result.output for line in document["answer"])
+    assert all(f"  {line}\n" in done.stdout for line in document["answer"])
