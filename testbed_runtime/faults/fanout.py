@@ -89,11 +89,11 @@ def _packet_parts(fault: Fault, targets: tuple[str, ...], task_managers: Sequenc
             Part(Agent(name, PACKETS), fault, tuple(t for t in targets if owners_of((t,)) == (name,)))
             for name in owners_of(targets)
         )
-    everybody = [*task_managers, *([JOBMANAGER] if fault.plane != "data" else [])]
+    processes = [*task_managers, *([JOBMANAGER] if fault.plane != "data" else [])]
     senders: dict[str, dict[str, None]] = {}
     for source, destination in flows_of(targets, fault.direction):
         receivers = (
-            [n for n in everybody if n != source] if destination == ANYBODY else [logical_name(destination)]
+            [n for n in processes if n != source] if destination == ANYBODY else [logical_name(destination)]
         )
         for receiver in receivers:
             senders.setdefault(receiver, {})[source] = None
