@@ -340,20 +340,6 @@ def _faults(table: pa.Table) -> Iterator[Damage]:
             return
 
 
-def _checkpoints(table: pa.Table) -> Iterator[Damage]:
-    """Yield completed checkpoints that were not triggered."""
-    triggered: set[tuple[str, int]] = set()
-    columns = ["process", "checkpoint", "state", "t_ns"]
-    for row, r in sorted(enumerate(table.select(columns).to_pylist()), key=lambda pair: pair[1]["t_ns"]):
-        key = (r["process"], r["checkpoint"])
-        if r["state"] == "triggered":
-            triggered.add(key)
-        elif r["state"] == "completed" and key not in triggered:
-            problem = f"says that checkpoint {r['checkpoint']} was completed, but it was not triggered"
-            yield Damage("checkpoints", "state", row, problem)
-            return
-
-
 def _delivery(table: pa.Table) -> Iterator[Damage]:
     """Yield bitmaps that are too long, chunks that do not begin at a multiple of CHUNK_RECORDS, and rows with
     more out-of-order records than records."""
@@ -376,7 +362,6 @@ _OF_TABLE: Mapping[str, Callable[[pa.Table], Iterator[Damage]]] = {
     "events": _events,
     "waits": _waits,
     "faults": _faults,
-    "checkpoints": _checkpoints,
 }
 """The rule for the rows of one table."""
 

@@ -189,7 +189,7 @@ DAMAGE: list[tuple[str, str, str, Change]] = [
     ("a task that the job does not have", "tasks", "task", put("task", "sink-7", 3)),
     ("a task of another vertex", "tasks", "vertex", put("vertex", "snik", 3)),
     ("a task name without end", "tasks", "task", put("task", "sink" * 9_999, 3)),
-    ("a completion without a trigger", "checkpoints", "state", when("state", "triggered", "state", "failed")),
+    ("a completion without a trigger", "checkpoints", "checkpoint", when("state", "triggered", "state", "failed")),
     ("a checkpoint that took years", "checkpoints", "duration_ns", when("state", "completed", "duration_ns", 10**18)),
     ("missing column", "tasks", "lag_ns", lambda table: table.drop_columns(["lag_ns"])),
 ]  # fmt: skip

@@ -129,6 +129,7 @@ MISSING = "state, row 3: says that checkpoint 1 was completed, but a-1 has not a
         ({4: [point("acknowledged", 1.6, 7, task="a-1")], 6: {"state_bytes": 10}},
          ["checkpoint, row 2: is 7, which was not triggered before it was acknowledged", MISSING.replace("row 3", "row 4")]),
         ({4: [point("failed", 1.6, 7), HEALTHY[4]]}, []),
+        ({13: [HEALTHY[13], point("completed", 4.5, 7)]}, ["checkpoint, row 7: is 7, which was not triggered before it was completed"]),
     ],
 )  # fmt: skip
 def test_a_completed_checkpoint_was_acknowledged_by_each_task_that_had_not_finished(

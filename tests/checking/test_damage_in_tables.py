@@ -127,12 +127,6 @@ def fault(what: str, t: float, **more: Any) -> Written:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([point("completed", 3, duration_ns=2 * NS), point("triggered", 1)], []),
-        ([point("completed", 3)], ["state, row 0: says that checkpoint 1 was completed, but it was not triggered"]),
-        ([point("triggered", 1), point("completed", 3, 2)], ["state, row 1: says that checkpoint 2 was completed, but it was not triggered"]),
-        ([point("triggered", 1), point("completed", 3, process="jobmanager-2")], ["state, row 1: says that checkpoint 1 was completed, but it was not triggered"]),
-        ([point("triggered", 1), point("failed", 3, duration_ns=9 * NS)], []),
-        ([point("failed", 3, duration_ns=9 * NS)], []),
         ([point("triggered", 1, -1)], []),
         ([point("triggered", 1, -2)], ["checkpoint, row 0: is -2, which is below -1"]),
         ([fault("injected", 2), fault("ended", 1)], []),
