@@ -38,7 +38,13 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.executions import places, used_in
 from testbed_runtime.checking.failovers import Cause, counted
-from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, parameters
+from testbed_runtime.checking.faults import (
+    ON_THE_EXCHANGE,
+    FaultEffect,
+    added_delays,
+    check_faults,
+    parameters,
+)
 from testbed_runtime.checking.lasting import (
     capped,
     dead_slots,
@@ -65,7 +71,7 @@ from testbed_runtime.checking.progress import (
     last_arrival,
     sinks_of,
 )
-from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
+from testbed_runtime.checking.rounds import Outage, RoundSpan, begun_by, outages_of, start_of
 from testbed_runtime.checking.steps import (
     blocking_producers,
     detection,
@@ -103,9 +109,7 @@ from testbed_runtime.history.waits import INT64_MAX
 FAILED_NS = NS // 4
 """A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
 _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
-_ON_THE_EXCHANGE = ("network", "frames")
-"""Groups of faults that delay records while the job runs."""
-_HOLDING_UP = (*_ON_THE_EXCHANGE, "rpc", "process")
+_HOLDING_UP = (*ON_THE_EXCHANGE, "rpc", "process")
 """Groups of faults that can stop a task while the job runs. With late messages, a task that waits for barriers stops
 reading until the sources hear of the checkpoint."""
 _LASTING = (Outcome.COMPLETED, Outcome.OPEN)
@@ -447,10 +451,9 @@ class _Paths:
         waits for the active faults from before the outage, and at last for its backlog. A killed process counts as an
         active fault until the failover."""
         missed = outage.joined is not None or not outage.recovered
-        faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
         found: list[Wait] = []
         at = outage.effect
-        for fault in sorted(faults, key=lambda f: (f.begun_ns < outage.effect, f.begun_ns)):
+        for fault in sorted(begun_by(outage), key=lambda f: (f.begun_ns < outage.effect, f.begun_ns)):
             begun = max(at, fault.begun_ns)
             ended = min(lasts_until(fault, end, missed=missed) + self._delay_of(fault), end)
             if begun < ended:
@@ -470,15 +473,12 @@ class _Paths:
 
     def _delay_of(self, fault: FaultEffect) -> int:
         """Return how long after the end of a fault on the exchange the last records that it delayed arrive."""
-        return self.delays.get(fault.fault, 0) if self._on_exchange(fault) else 0
-
-    def _on_exchange(self, fault: FaultEffect) -> bool:
-        return fault.group in _ON_THE_EXCHANGE and not fault.on_rpc_alone
+        return self.delays.get(fault.fault, 0) if fault.on_exchange else 0
 
     def _holding(self, running: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that was still active after the restart, if the catch-up ended because the fault ended. The last
         records that it delayed arrive later by its delay."""
-        found = [(f.ended_ns, f) for f in self.effects if self._on_exchange(f) and f.ended_ns]
+        found = [(f.ended_ns, f) for f in self.effects if f.on_exchange and f.ended_ns]
         held = [
             (at, f)
             for at, f in found
@@ -549,7 +549,7 @@ class _Paths:
     def _limiting(self, start: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that explains a catch-up in which no vertex was busy. It was active for at
         least half of the catch-up and hit a TaskManager whose subtasks were behind."""
-        if not (effects := [e for e in self.effects if self._on_exchange(e)]):
+        if not (effects := [e for e in self.effects if e.on_exchange]):
             return None
         behind = self.catch_up.behind_before(end) if self.catch_up is not None else ()
         places = places_of_behind(self.trial, self.entry, (start, end), behind)

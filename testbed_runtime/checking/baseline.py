@@ -11,7 +11,7 @@ from msgspec import Struct
 from numpy.lib.stride_tricks import sliding_window_view
 
 from testbed_runtime.checking.common import Entry, Window, Windows, job_shape, windows
-from testbed_runtime.checking.progress import Progress, goodput, progress_of
+from testbed_runtime.checking.progress import SAMPLE_NS, Progress, goodput, progress_of
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.core.values import NS
@@ -26,7 +26,6 @@ STEADY_SHARE = 0.05
 OFFERED_SHARE = 0.05
 """A rate that is lower than the offered rate by at most this share means that the job sustains the offered
 rate, which is the exact value."""
-STEP_NS = NS // 10
 CALM_NS = NS // 2
 """Step of the search for the calmest part of a trial."""
 SILENT_NS = 3 * NS // 20
@@ -111,7 +110,7 @@ def offered_rate(entry: Entry) -> float | None:
 
 def noise(sinks: Sequence[Progress], window: Window) -> float:
     """Return the largest relative deviation of the throughput over STEADY_S seconds from its mean; 0 in a shorter window."""
-    starts = np.arange(window.start, window.end - STEADY_S * NS + 1, STEP_NS, dtype=np.int64)
+    starts = np.arange(window.start, window.end - STEADY_S * NS + 1, SAMPLE_NS, dtype=np.int64)
     mean = goodput(sinks, window)
     if len(starts) < 2 or not mean:
         return 0.0
@@ -163,10 +162,10 @@ def normal_lag(subtask: Progress, window: Window, until: int | None = None) -> f
     ends = [t for t in (until, subtask.ended_ns) if t is not None]
     length = window.end - window.start
     last = window.start if until is None else max(min(ends) - length, window.start)
-    lags = subtask.lag_at(np.arange(window.start, last + length, STEP_NS, dtype=np.int64))
+    lags = subtask.lag_at(np.arange(window.start, last + length, SAMPLE_NS, dtype=np.int64))
     if not len(lags):
         return None
-    each = sliding_window_view(lags, -(-length // STEP_NS))[:: CALM_NS // STEP_NS]
+    each = sliding_window_view(lags, -(-length // SAMPLE_NS))[:: CALM_NS // SAMPLE_NS]
     each = each[: (last - window.start) // CALM_NS + 1]
     unknown = np.isnan(each)
     if unknown[0].all():
@@ -181,6 +180,6 @@ def normal_lag(subtask: Progress, window: Window, until: int | None = None) -> f
 def steady_since(sinks: Sequence[Progress], span: Window, normal: float, share: float) -> int | None:
     """Return the first time in the span from which the throughput over STEADY_S seconds is within `share` of
     normal. None if there is none. The STEADY_S seconds must be within the span."""
-    starts = np.arange(span.start, span.end - STEADY_S * NS + 1, STEP_NS, dtype=np.int64)
+    starts = np.arange(span.start, span.end - STEADY_S * NS + 1, SAMPLE_NS, dtype=np.int64)
     good = np.flatnonzero(np.abs(rolling(sinks, starts) - normal) <= share * normal)
     return int(starts[good[0]]) if len(good) else None

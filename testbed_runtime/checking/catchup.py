@@ -16,7 +16,7 @@ from msgspec import Struct
 from testbed_runtime.checking.baseline import baseline_of, cut, normal_lag
 from testbed_runtime.checking.common import Entry, Window, Windows, data, events, job_shape, options
 from testbed_runtime.checking.latency import merge_sinks
-from testbed_runtime.checking.progress import Progress, all_received, progress_of
+from testbed_runtime.checking.progress import SAMPLE_NS, Progress, all_received, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, ints, vertex_of
@@ -30,8 +30,6 @@ HOLD_NS = NS // 2
 EARLY_NS = NS
 """The lag must be normal for this long to count as caught up while the fault still lasts. A shorter time may
 be a gap in the effect of the fault."""
-STEP_NS = NS // 10
-"""Resolution of the search: the sampling period."""
 
 FEW = 20
 """A 95th percentile of fewer values is only their maximum. Sinks with fewer records in the baseline are judged together."""
@@ -154,26 +152,26 @@ class CatchUp(Struct, frozen=True):
 
     def behind_before(self, end: int) -> frozenset[str]:
         """Return the subtasks that were behind just before `end`, as far as their lag shows it."""
-        times = np.asarray([end - STEP_NS], dtype=np.int64)
+        times = np.asarray([end - SAMPLE_NS], dtype=np.int64)
         lags = {one.task: (one.lag_at(times, tolerated_s=limit)[0], limit) for one, limit in self.subtasks}
         return frozenset(task for task, (lag, limit) in lags.items() if not lag <= limit)
 
     def good_between(self, start: int, end: int) -> bool:
         """Return whether no subtask was behind from `start` to `end`."""
-        return bool(self._good(np.arange(start, end, STEP_NS, dtype=np.int64)).all())
+        return bool(self._good(np.arange(start, end, SAMPLE_NS, dtype=np.int64)).all())
 
     def behind_until(self, at: int, since: int) -> int:
         """Return the time, at the earliest `since`, from which a subtask was behind at every moment until
         `at`. Return `at` if that is less than HOLD_NS before it."""
-        times = np.arange(at - STEP_NS, since, -STEP_NS, dtype=np.int64)[::-1]
+        times = np.arange(at - SAMPLE_NS, since, -SAMPLE_NS, dtype=np.int64)[::-1]
         last_good = np.flatnonzero(self._good(times))
-        begun = int(times[last_good[-1]]) + STEP_NS if len(last_good) else since
+        begun = int(times[last_good[-1]]) + SAMPLE_NS if len(last_good) else since
         return begun if at - begun >= HOLD_NS else at
 
     def behind_since(self, at: int) -> int | None:
         """Return the time, at the earliest `at`, from which a subtask was behind at every moment until the
         end. None if no subtask is behind at the end."""
-        good = self._good(times := np.arange(at, self.end + 1, STEP_NS, dtype=np.int64))
+        good = self._good(times := np.arange(at, self.end + 1, SAMPLE_NS, dtype=np.int64))
         if not len(times) or good[-1]:
             return None
         last_good = np.flatnonzero(good)
@@ -187,7 +185,7 @@ class CatchUp(Struct, frozen=True):
 
         `fault_end`: the end of a fault that the job survived. The moment may be before it, if no subtask was
         behind from then on."""
-        times = np.arange(at, self.end + 1, STEP_NS, dtype=np.int64)
+        times = np.arange(at, self.end + 1, SAMPLE_NS, dtype=np.int64)
         if self.reason or not len(times):
             return None
         caught_up = np.ones(len(times), dtype=np.bool_)
@@ -195,8 +193,8 @@ class CatchUp(Struct, frozen=True):
         for gap_ns, good in self._each_good(times):
             first = _since_when(good, ended)
             caught_up[:first] = False
-            own = _without_short_runs(good[first:], HOLD_NS // STEP_NS)
-            caught_up[first:] &= _without_short_gaps(own, gap_ns // STEP_NS)
+            own = _without_short_runs(good[first:], HOLD_NS // SAMPLE_NS)
+            caught_up[first:] &= _without_short_gaps(own, gap_ns // SAMPLE_NS)
         if caught_up.any():
             return int(times[np.argmax(caught_up)])
         return self.finished if self.finished is not None and self.finished >= at else None
@@ -254,7 +252,7 @@ def _since_when(good: Bools, at: int) -> int:
     first = at
     while first > 0 and good[first - 1]:
         first -= 1
-    return first if first == 0 or at - first >= EARLY_NS // STEP_NS else at
+    return first if first == 0 or at - first >= EARLY_NS // SAMPLE_NS else at
 
 
 def _without_short_runs(good: Bools, length: int) -> Bools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from statistics import median
 from typing import Any
 
@@ -13,24 +14,22 @@ from testbed_runtime.history.schema import Trial
 
 
 class Checkpoints(Struct, frozen=True):
-    completed: int | None
-    failed: int | None
-    longest_s: float | None
-    median_s: float | None
-    alignment_s: float | None
+    """The counts of a phase. None if nothing is known."""
+
+    completed: int | None = None
+    failed: int | None = None
+    longest_s: float | None = None
+    median_s: float | None = None
+    alignment_s: float | None = None
     """Longest alignment of a task; None if no task acknowledged a checkpoint."""
-    completion_s: float | None
+    completion_s: float | None = None
     """Longest time from the last acknowledgement to the end of a checkpoint, or of the window."""
-    persisted_bytes: int | None
+    persisted_bytes: int | None = None
     """Most channel state of one checkpoint."""
-    size_bytes: float | None
+    size_bytes: float | None = None
     """Bytes that a completed checkpoint stored, on average."""
-    full_bytes: float | None
+    full_bytes: float | None = None
     """Bytes of the state that a completed checkpoint covers, on average."""
-
-
-NO_CHECKPOINTS = Checkpoints(None, None, None, None, None, None, None, None, None)
-"""The counts of a phase that was not reached: nothing is known."""
 
 
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
@@ -60,10 +59,10 @@ def _longest_completion_s(rows: list[dict[str, Any]], window: Window) -> float |
 
 def _persisted(rows: list[dict[str, Any]]) -> dict[int, int]:
     """Return the bytes in flight that the tasks of each checkpoint persisted."""
-    found: dict[int, int] = {}
+    found = Counter[int]()
     for row in rows:
         if row["state"] == "acknowledged":
-            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + row["persisted_bytes"]
+            found[row["checkpoint"]] += row["persisted_bytes"]
     return found
 
 

@@ -4,8 +4,8 @@ metric rows."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from operator import itemgetter
+from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import NO_DATA
 from testbed_runtime.core.values import NS
 from testbed_runtime.history import manifest
@@ -100,18 +101,11 @@ def data(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def events(trial: Trial, *kinds: str) -> list[dict[str, Any]]:
     """Return the events of these kinds, ordered by time."""
-
-    def by_kind() -> dict[str, list[tuple[int, dict[str, Any]]]]:
-        found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for number, row in enumerate(trial.rows("events")):
-            found.setdefault(row["kind"], []).append((number, row))
-        return found
-
-    kept = trial.kept("events by kind", by_kind)
+    rows = trial.rows("events")
+    kept = trial.kept("events by kind", lambda: grouped((row["kind"], at) for at, row in enumerate(rows)))
     if len(kinds) == 1:
-        return [row for _, row in kept.get(kinds[0], ())]
-    several = [numbered for kind in set(kinds) for numbered in kept.get(kind, ())]
-    return [row for _, row in sorted(several, key=itemgetter(0))]
+        return [rows[at] for at in kept.get(kinds[0], ())]
+    return [rows[at] for at in sorted(at for kind in set(kinds) for at in kept.get(kind, ()))]
 
 
 class TaskSeries(Struct, frozen=True):
@@ -245,28 +239,21 @@ class JobShape(Struct, frozen=True):
 
     def reaches(self, start: str, goal: str) -> bool:
         """Whether there is a path from `start` to `goal`."""
-        seen, todo = {start}, [start]
+        return start == goal or start in self.before({goal})
+
+    def before(self, vertices: Iterable[str]) -> set[str]:
+        """Return the vertices upstream of these."""
+        found, todo = set[str](), list(vertices)
         while todo:
             vertex = todo.pop()
-            for origin, target, _ in self.edges:
-                if origin == vertex and target not in seen:
-                    seen.add(target)
-                    todo.append(target)
-        return goal in seen
+            new = {origin for origin, target, _ in self.edges if target == vertex} - found
+            found |= new
+            todo += new
+        return found
 
     def _topological(self) -> list[str]:
-        waiting = {v: sum(1 for e in self.edges if e[1] == v) for v in self.parallelism}
-        ready = [v for v, n in waiting.items() if n == 0]
-        order = []
-        while ready:
-            vertex = ready.pop()
-            order.append(vertex)
-            for origin, target, _ in self.edges:
-                if origin == vertex:
-                    waiting[target] -= 1
-                    if waiting[target] == 0:
-                        ready.append(target)
-        return order
+        upstream = {v: {origin for origin, target, _ in self.edges if target == v} for v in self.parallelism}
+        return list(TopologicalSorter(upstream).static_order())
 
 
 def job_shape(entry: Entry) -> JobShape:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 from msgspec import Struct
 
 from testbed_runtime.checking.common import TaskSeries, Window, data, events
 from testbed_runtime.checking.progress import raw_rate
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.history.schema import Trial
 
 
@@ -37,13 +39,10 @@ class CpuPerRecord(Struct, frozen=True):
 
 def spent_of(trial: Trial) -> list[Spent]:
     """Return the samples of each TaskManager; none if work costs nothing."""
-    found: dict[str, list[tuple[int, float, int]]] = {}
-    for event in events(trial, "cpu.spent"):
-        more = data(event)
-        found.setdefault(event["subject"], []).append((event["t_ns"], more["seconds"], more["buffers"]))
+    found = grouped((e["subject"], (e["t_ns"], data(e))) for e in events(trial, "cpu.spent"))
     return [
-        Spent([t_ns for t_ns, _, _ in rows], [s for _, s, _ in rows], [buffers for _, _, buffers in rows])
-        for rows in map(sorted, found.values())
+        Spent([t_ns for t_ns, _ in rows], [m["seconds"] for _, m in rows], [m["buffers"] for _, m in rows])
+        for rows in (sorted(rows, key=itemgetter(0)) for rows in found.values())
     ]
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
 from testbed_runtime.checking.completeness import delivery_incomplete
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.ledger import CHUNK_BYTES
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.judgement.metrics import (
@@ -79,7 +80,8 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
         found.out_of_order += row["out_of_order"]
         found.corrupted += row["corrupted"]
         found.twice[vertex_of(row["task"])] += row["duplicated"]
-    by_pair, starts = _by_pair(rows), source_starts(trial)
+    by_pair = grouped(((vertex_of(row["task"]), row["source"]), row) for row in rows)
+    starts = source_starts(trial)
     lost = _count_sources(found, shape, by_pair, starts, ends)
     emitted = {subtask: end - starts.get(subtask, 0) for subtask, end in ends.items()}
     lost += _count_windows(found, shape, rows, emitted)
@@ -164,14 +166,6 @@ def _count_sources(
                     of_checkpoints = _add_up(c for c in commits if c["checkpoint"] >= 0)
                     found.checkpointed_twice |= any((n > copies).any() for n in of_checkpoints.values())
     return lost
-
-
-def _by_pair(rows: list[dict[str, Any]]) -> Pairs:
-    """Group the rows by sink vertex and source subtask."""
-    pairs: Pairs = {}
-    for row in rows:
-        pairs.setdefault((vertex_of(row["task"]), row["source"]), []).append(row)
-    return pairs
 
 
 def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Ints]:

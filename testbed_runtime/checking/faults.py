@@ -28,6 +28,8 @@ _DELAYS = ("latency_s", "delay_s")
 _HELD_MAX_S = 1e9
 """The largest time that is believed: a damaged history may have any number."""
 VERDICTS = ("verified", "unverified", "failed")
+ON_THE_EXCHANGE = ("network", "frames")
+"""Groups of faults that delay records while the job runs."""
 
 
 class FaultEffect(Struct, frozen=True):
@@ -61,6 +63,11 @@ class FaultEffect(Struct, frozen=True):
     def hides_link(self) -> bool:
         """Whether the fault lets nothing pass on a connection."""
         return self.kind in FAULTS and FAULTS[self.kind].hides is Hides.LINK
+
+    @property
+    def on_exchange(self) -> bool:
+        """Whether the fault delays records while the job runs."""
+        return self.group in ON_THE_EXCHANGE and not self.on_rpc_alone
 
     @property
     def on_rpc_alone(self) -> bool:
@@ -118,10 +125,7 @@ def _effect(trial: Trial, name: str, plane: str, *, ended: bool) -> FaultEffect:
     fault leaves no residue."""
     rows = [r for r in trial.rows("faults") if r["fault"] == name]
     too_late = ended and not rows
-    last: dict[str, str] = {}
-    for row in rows:
-        if row["state"] in VERDICTS:
-            last[row["targets"]] = row["state"]
+    last = {row["targets"]: row["state"] for row in rows if row["state"] in VERDICTS}
     voided = any(r["state"] == "voided" for r in rows)
     verified = bool(last) and not voided and all(state == "verified" for state in last.values())
     found = [r["state"] for r in rows if r["state"] in ("clean", "residue")]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from testbed_runtime.checking.common import data, events
-from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.faults import ON_THE_EXCHANGE, FaultEffect
 from testbed_runtime.core.job.jobgraph import SYNC_SUFFIX
 from testbed_runtime.core.waits import EVERYTHING, KINDS, Wait
 from testbed_runtime.history.columns import vertex_of
@@ -42,7 +42,7 @@ def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[Fault
     for event in events(trial, "iteration.superstep") if iterations else ():
         moments[vertex_of(event["subject"]).removesuffix(SYNC_SUFFIX)].append(event["t_ns"])
     for effect in effects:
-        if effect.injected_ns is None or effect.group not in ("network", "frames"):
+        if effect.injected_ns is None or effect.group not in ON_THE_EXCHANGE:
             continue
         for wait in iterations:
             span = effect.injected_ns, min(effect.ended_ns or wait.end_ns, wait.end_ns)

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Entry, JobShape, job_shape
+from testbed_runtime.checking.common import Entry, job_shape
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.values import NS
@@ -89,20 +89,9 @@ def places_of_behind(
     t_ns = ints(table, "t_ns")
     rows = table.filter((t_ns >= span[0]) & (t_ns <= span[1])).select(["process", "task"])
     ran = set(zip(*(rows.column(name).to_pylist() for name in ("process", "task")), strict=True))
-    before = _before(job_shape(entry), set(map(vertex_of, behind)))
+    before = job_shape(entry).before(map(vertex_of, behind))
     chosen = {p for p, task in ran if not behind or task in behind or vertex_of(task) in before}
     return frozenset(logical_name(process) for process in chosen)
-
-
-def _before(shape: JobShape, vertices: Iterable[str]) -> set[str]:
-    """Return the vertices upstream of these."""
-    found, todo = set[str](), list(vertices)
-    while todo:
-        vertex = todo.pop()
-        new = {origin for origin, target, _ in shape.edges if target == vertex} - found
-        found |= new
-        todo += new
-    return found
 
 
 def _narrows(effect: FaultEffect, frame_class: str) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from testbed_runtime.checking.common import Entry, Floats, group_starts, windows
 from testbed_runtime.checking.latency import merged_buckets
 from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
@@ -102,10 +103,8 @@ def _shares(values: Floats) -> list[float | None]:
 
 def credit_waits(trial: Trial) -> dict[str, Any]:
     """Return the channels that waited longest for credit, from the waits of that kind: seconds, number, longest wait."""
-    sums: dict[tuple[str, str], list[float]] = {}
-    for row in trial.rows("waits"):
-        if row["kind"] == "credit":
-            sums.setdefault((row["who"], row["what"]), []).append((row["t_ns"] - row["start_ns"]) / NS)
+    waits = [row for row in trial.rows("waits") if row["kind"] == "credit"]
+    sums = grouped(((row["who"], row["what"]), (row["t_ns"] - row["start_ns"]) / NS) for row in waits)
     ranked = sorted(sums.items(), key=lambda item: (-sum(item[1]), item[0]))
     return {
         "channels": [

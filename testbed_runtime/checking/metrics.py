@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import baseline_of, control_noise
 from testbed_runtime.checking.busyness import TaskTimes, VertexTime, level, reached_source_s, sampled_within
-from testbed_runtime.checking.checkpoints import NO_CHECKPOINTS, check_checkpoints
+from testbed_runtime.checking.checkpoints import Checkpoints, check_checkpoints
 from testbed_runtime.checking.clocks import clock_difference
 from testbed_runtime.checking.common import (
     Answers,
@@ -325,7 +325,7 @@ def _markers(answers: Answers, trial: Trial, phase: str, window: Window | None) 
 
 def _checkpoints(answers: Answers, trial: Trial, spans: Windows) -> None:
     for phase, window in spans.by_phase():
-        found = check_checkpoints(trial, window) if window else NO_CHECKPOINTS
+        found = check_checkpoints(trial, window) if window else Checkpoints()
         answers.known("checkpoints.completed", found.completed, phase)
         answers.known("checkpoints.failed", found.failed, phase)
         answers.known("checkpoints.duration", found.longest_s, phase)

@@ -9,7 +9,6 @@ The raw throughput of the sinks, which counts the replay, is here too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -25,6 +24,7 @@ from testbed_runtime.checking.common import (
     events,
     task_series,
 )
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, vertex_of
 from testbed_runtime.history.manifest import vertices
@@ -187,9 +187,7 @@ def progress_of(trial: Trial, *roles: str, baseline: Window | None = None) -> li
 
 def _progress_of(trial: Trial, baseline: Window | None) -> list[Progress]:
     """Return the progress of every source and sink."""
-    series: dict[str, list[TaskSeries]] = {}
-    for one in task_series(trial, "source", "sink"):
-        series.setdefault(one.task, []).append(one)
+    series = grouped((one.task, one) for one in task_series(trial, "source", "sink"))
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     acknowledged = [r for r in trial.rows("checkpoints") if r["state"] == "acknowledged"]
     barriers = {(r["task"], r["checkpoint"]): r["t_ns"] for r in acknowledged}
@@ -266,9 +264,7 @@ def ended_tasks(trial: Trial) -> dict[str, int]:
     """Map each task whose last state is FINISHED to the time of that state, and each sink to the first time
     at which it had received everything. Such a sink may still wait for a final checkpoint, or receive all of
     it again."""
-    last: dict[str, tuple[Any, int]] = {}
-    for event in events(trial, "task.state"):
-        last[str(event["subject"])] = (data(event).get("to"), event["t_ns"])
+    last = {str(e["subject"]): (data(e).get("to"), e["t_ns"]) for e in events(trial, "task.state")}
     ended = {task: t_ns for task, (state, t_ns) in last.items() if state == "FINISHED"}
     for event in events(trial, "sink.end"):
         task, t_ns = str(event["subject"]), event["t_ns"]
@@ -333,9 +329,7 @@ def _last_increase(counters: Sequence[tuple[Ints, Ints]], until: int) -> int:
 
 def by_sink(sinks: list[TaskSeries], window: Window) -> dict[str, float]:
     """Return the records per second received by each sink vertex."""
-    groups: dict[str, list[TaskSeries]] = {}
-    for series in sinks:
-        groups.setdefault(vertex_of(series.task), []).append(series)
+    groups = grouped((vertex_of(series.task), series) for series in sinks)
     rates = {vertex: raw_rate(group, window) for vertex, group in sorted(groups.items())}
     return {vertex: found for vertex, found in rates.items() if found is not None}
 

@@ -257,11 +257,11 @@ def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
         if outage.fault is not None and outage.recovered and not _fails(outage):
             more = [f for f in idle if f.ended_ns is not None and outage.effect < f.ended_ns <= outage.end]
         taken += more
-        joined.append(replace(outage, earlier=(*_begun_by(outage), *more)) if more else outage)
+        joined.append(replace(outage, earlier=(*begun_by(outage), *more)) if more else outage)
     return [o for o in joined if o.fault not in taken]
 
 
-def _begun_by(outage: Outage) -> tuple[FaultEffect, ...]:
+def begun_by(outage: Outage) -> tuple[FaultEffect, ...]:
     """Return the faults that began an outage without a failover."""
     return outage.earlier or ((outage.fault,) if outage.fault is not None else ())
 
@@ -483,7 +483,7 @@ def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
         if before is None or before.fault is None or _fails(before) or not _behind(before, outage):
             joined.append(outage)
             continue
-        earlier = (*_begun_by(before), *((outage.fault,) if outage.fault else ()))
+        earlier = (*begun_by(before), *((outage.fault,) if outage.fault else ()))
         rounds = (replace(outage.rounds[0], start=before.effect), *outage.rounds[1:])
         one = replace(outage, fault=before.fault, effect=before.effect, rounds=rounds, earlier=earlier)
         joined[-1] = replace(one, joined=outage.effect) if _fails(outage) else _until_all_ended(record, one)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import Entry, busiest, job_shape, options, task_series
-from testbed_runtime.checking.faults import FaultEffect, targets_of
+from testbed_runtime.checking.faults import ON_THE_EXCHANGE, FaultEffect, targets_of
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
@@ -40,9 +40,6 @@ family rpc."""
 _ON_BOTH_PLANES = ("restore", "partition")
 """A network fault on the RPC plane alone prolongs these too: a consumer asks the JobMaster for the state of its
 producer."""
-_ALL_TRAFFIC = ("network", "frames")
-"""Families that delay all traffic. A fault of another family is preferred as the cause of a wait that it covers for
-at least half of its time."""
 SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
 _UNFLUSHED = (
@@ -81,7 +78,8 @@ def named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str]) -
         if family == "registration" and wait.producer_ran:
             continue  # the partition was there
         overlap = min(ended or wait.end_ns, wait.end_ns) - max(begun or 0, wait.start_ns)
-        rank = family not in _ALL_TRAFFIC and 2 * overlap >= wait.end_ns - wait.start_ns, overlap
+        # a fault that does not delay all traffic is preferred if it covers at least half of the wait
+        rank = family not in ON_THE_EXCHANGE and 2 * overlap >= wait.end_ns - wait.start_ns, overlap
         stopped = stopped_kind(effect) and any(ordinal(wait.who) == t for t in targets_of(effect))
         if stopped and wait.kind == "stalled":
             text, fault = stopped_words(effect, ordinal(wait.who)), effect.fault

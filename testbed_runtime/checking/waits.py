@@ -27,6 +27,7 @@ from testbed_runtime.checking.waitcauses import (
 )
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.trial.plan import NEVER
@@ -233,14 +234,10 @@ def _answering(trial: Trial, wait: Wait) -> Wait:
 
 def _states(trial: Trial) -> Mapping[str, Sequence[tuple[int, str]]]:
     """Map each task to the states of its attempts, with their times."""
-
-    def read() -> dict[str, list[tuple[int, str]]]:
-        found: dict[str, list[tuple[int, str]]] = {}
-        for event in events(trial, "task.state"):
-            found.setdefault(event["subject"], []).append((event["t_ns"], data(event).get("to", "")))
-        return found
-
-    return trial.kept("states", read)
+    changes = events(trial, "task.state")
+    return trial.kept(
+        "states", lambda: grouped((e["subject"], (e["t_ns"], data(e).get("to", ""))) for e in changes)
+    )
 
 
 def _joined_delays(waits: Iterable[Wait]) -> list[Wait]:

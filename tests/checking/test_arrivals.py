@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from testbed_runtime.checking.baseline import SILENT_NS, STEP_NS, cut, noise, steady_since
+from testbed_runtime.checking.baseline import SILENT_NS, cut, noise, steady_since
 from testbed_runtime.checking.common import (
     TaskSeries,
     Window,
@@ -25,6 +25,7 @@ from testbed_runtime.checking.cpu import cpu_per_record, spent_of
 from testbed_runtime.checking.progress import (
     GAP_NS,
     LAST_NS,
+    SAMPLE_NS,
     SHORTEST_NS,
     Progress,
     _with_usual_gap,
@@ -288,7 +289,10 @@ def test_noise_and_steadiness_are_found_in_every_three_seconds_of_a_window(
     every: list[list[int]], start: int, length: int, normal: int, share: float
 ):
     """They begin each tenth of a second. With one of them there is no noise."""
-    sinks, span = [progress(counts) for counts in every], Window(start * STEP_NS, (start + length) * STEP_NS)
+    sinks, span = (
+        [progress(counts) for counts in every],
+        Window(start * SAMPLE_NS, (start + length) * SAMPLE_NS),
+    )
     rates = [
         sum(arrived(counts, t + 30) - arrived(counts, t) for counts in every) / 3
         for t in range(start, start + length - 29)
@@ -301,7 +305,7 @@ def test_noise_and_steadiness_are_found_in_every_three_seconds_of_a_window(
     close = [n for n, rate in enumerate(rates) if abs(abs(rate - normal) - share * normal) < 1e-9]
     found = steady_since(sinks, span, normal, share)
     if not close:  # otherwise rounding decides
-        assert found == ((start + good[0]) * STEP_NS if good else None)
+        assert found == ((start + good[0]) * SAMPLE_NS if good else None)
 
 
 @given(

@@ -12,17 +12,17 @@ from msgspec.structs import replace
 from testbed_runtime.checking import catchup
 from testbed_runtime.checking.answer import _without
 from testbed_runtime.checking.baseline import CALM_NS, normal_lag
-from testbed_runtime.checking.catchup import HOLD_NS, STEP_NS, CatchUp
+from testbed_runtime.checking.catchup import HOLD_NS, CatchUp
 from testbed_runtime.checking.common import Window
-from testbed_runtime.checking.progress import NOTHING, Progress
+from testbed_runtime.checking.progress import NOTHING, SAMPLE_NS, Progress
 from testbed_runtime.checking.waits import _pod_steps, starved_words, without_splits
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.waits import Wait
 
 SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: (min(ends), max(ends))), max_size=6)  # fmt: skip
 STATES = st.lists(st.booleans(), max_size=24)
-HOLD = HOLD_NS // STEP_NS
-TICK_NS = STEP_NS // 2
+HOLD = HOLD_NS // SAMPLE_NS
+TICK_NS = SAMPLE_NS // 2
 """A fifth of a gap, so that some silences are exactly as long as one."""
 
 
@@ -100,11 +100,11 @@ LAGS = st.lists(st.integers(0, 8), min_size=1, max_size=20)
 
 def sink(lags: list[int], *, gap: int | None = 0, ended: int | None = None) -> Progress:
     """A sink with a sample every 0.1 s from 0 on that shows a new record with this lag."""
-    t_ns = np.arange(len(lags), dtype=np.int64) * STEP_NS
-    reached = t_ns - np.asarray(lags, dtype=np.int64) * STEP_NS
+    t_ns = np.arange(len(lags), dtype=np.int64) * SAMPLE_NS
+    reached = t_ns - np.asarray(lags, dtype=np.int64) * SAMPLE_NS
     return Progress(
         "sink-0", "sink", t_ns, np.arange(len(lags), dtype=np.float64), np.maximum.accumulate(reached), last_ns=reached,
-        usual_gap_ns=None if gap is None else gap * STEP_NS, ended_ns=None if ended is None else ended * STEP_NS,
+        usual_gap_ns=None if gap is None else gap * SAMPLE_NS, ended_ns=None if ended is None else ended * SAMPLE_NS,
     )  # fmt: skip
 
 
@@ -120,14 +120,14 @@ def test_a_job_is_behind_while_one_of_its_subtasks_is(
     """Before a moment, half a second counts as behind; before the end, any time does."""
     end = min(len(lags) for lags in every) - 1
     bad = [any(n - newest(lags, n) > limit for lags in every) for n in range(end + 1)]
-    found = CatchUp(tuple((replace(sink(lags), last_ns=None), limit / 10) for lags in every), end * STEP_NS)
+    found = CatchUp(tuple((replace(sink(lags), last_ns=None), limit / 10) for lags in every), end * SAMPLE_NS)
     at, since = data.draw(st.integers(1, end)), data.draw(st.integers(0, end))
-    assert found.good_between(since * STEP_NS, at * STEP_NS) == (not any(bad[since:at]))
+    assert found.good_between(since * SAMPLE_NS, at * SAMPLE_NS) == (not any(bad[since:at]))
     good = next((n for n in range(end, since - 1, -1) if not bad[n]), since - 1)
-    assert found.behind_since(since * STEP_NS) == (None if good == end else (good + 1) * STEP_NS)
+    assert found.behind_since(since * SAMPLE_NS) == (None if good == end else (good + 1) * SAMPLE_NS)
     if since < at:
         begun = next((n + 1 for n in range(at - 1, since, -1) if not bad[n]), since)
-        assert found.behind_until(at * STEP_NS, since * STEP_NS) == (begun if at - begun >= HOLD else at) * STEP_NS  # fmt: skip
+        assert found.behind_until(at * SAMPLE_NS, since * SAMPLE_NS) == (begun if at - begun >= HOLD else at) * SAMPLE_NS  # fmt: skip
 
 
 @given(
@@ -142,7 +142,7 @@ def test_the_lag_of_a_sink_is_the_age_of_its_newest_record_less_the_usual_gap(
     """It is at least the age that the record had when it arrived, and 0 after the end."""
     one = sink(lags, gap=gap, ended=ended)
     times = list(range(-1, len(lags) + 3))
-    found = one.lag_at(np.asarray(times, dtype=np.int64) * STEP_NS)
+    found = one.lag_at(np.asarray(times, dtype=np.int64) * SAMPLE_NS)
     for t, lag in zip(times, found.tolist(), strict=True):
         if t < 0:
             assert np.isnan(lag)
@@ -152,7 +152,7 @@ def test_the_lag_of_a_sink_is_the_age_of_its_newest_record_less_the_usual_gap(
         expected = 0 if ended is not None and t >= ended else max(arrived - reached, t - reached - gap)
         assert round(lag * 10, 6) == expected
     shown = [lag for n, lag in enumerate(lags) if window[0] <= n < window[1]]
-    assert one.latest_in(Window(window[0] * STEP_NS, window[1] * STEP_NS)) == max(shown, default=0) / 10
+    assert one.latest_in(Window(window[0] * SAMPLE_NS, window[1] * SAMPLE_NS)) == max(shown, default=0) / 10
 
 
 @given(
@@ -168,11 +168,13 @@ def test_the_normal_lag_is_that_of_the_calmest_window(
     """The windows begin each half second, and end by `until` and by the end of the task."""
     one, ends = sink(lags, ended=ended), [t for t in (until, ended) if t is not None]
     last = start if until is None else max(min(ends) - length, start)
-    begins = range(start, last + 1, CALM_NS // STEP_NS)
-    parts = [one.lag_at(np.arange(t, t + length, dtype=np.int64) * STEP_NS) for t in begins]
+    begins = range(start, last + 1, CALM_NS // SAMPLE_NS)
+    parts = [one.lag_at(np.arange(t, t + length, dtype=np.int64) * SAMPLE_NS) for t in begins]
     known = [part[~np.isnan(part)] for part in parts]
     least = min((float(np.percentile(part, 95)) for part in known if len(part)), default=None)
-    found = normal_lag(one, Window(start * STEP_NS, (start + length) * STEP_NS), until and until * STEP_NS)
+    found = normal_lag(
+        one, Window(start * SAMPLE_NS, (start + length) * SAMPLE_NS), until and until * SAMPLE_NS
+    )
     assert found == (least if len(known[0]) else None)
 
 
@@ -190,16 +192,16 @@ def test_a_record_was_missing_from_when_it_was_late_until_it_arrived(
     assert last is not None
     last[::5] = NOTHING  # no record
     one = Progress(
-        "sink-0", "sink", np.arange(len(lags), dtype=np.int64) * STEP_NS, np.zeros(len(lags)), last, last_ns=last,
-        ended_ns=None if ended is None else ended * STEP_NS, restarted_ns=() if begun is None else (begun * STEP_NS,),
+        "sink-0", "sink", np.arange(len(lags), dtype=np.int64) * SAMPLE_NS, np.zeros(len(lags)), last, last_ns=last,
+        ended_ns=None if ended is None else ended * SAMPLE_NS, restarted_ns=() if begun is None else (begun * SAMPLE_NS,),
     )  # fmt: skip
     expected = [
         (max(n - lag + limit, begun if begun is not None and begun <= n else 0), n)
         for n, lag in enumerate(lags)
         if n % 5 and lag > limit and (ended is None or n <= ended)
     ]
-    since, until = one.late(limit * STEP_NS)
-    assert list(zip((since // STEP_NS).tolist(), (until // STEP_NS).tolist(), strict=True)) == expected
+    since, until = one.late(limit * SAMPLE_NS)
+    assert list(zip((since // SAMPLE_NS).tolist(), (until // SAMPLE_NS).tolist(), strict=True)) == expected
 
 
 @given(

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.baseline import (
     CALM_NS,
-    STEP_NS,
     Baseline,
     baseline_of,
     control_noise,
@@ -27,6 +26,7 @@ from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import (
     NOTHING,
+    SAMPLE_NS,
     Progress,
     all_received,
     by_sink,
@@ -330,7 +330,7 @@ def test_the_lag_of_a_job_that_catches_up_is_that_of_its_calmest_window(history:
     window, until = Window(history.at(start_s), history.at(start_s + 3)), history.at(20)
     for one in sinks(history.good(), history):
         starts = range(window.start, until - 3 * NS + 1, CALM_NS)
-        lags = [one.lag_at(np.arange(start, start + 3 * NS, STEP_NS, dtype=np.int64)) for start in starts]
+        lags = [one.lag_at(np.arange(start, start + 3 * NS, SAMPLE_NS, dtype=np.int64)) for start in starts]
         expected = min(float(np.percentile(each[~np.isnan(each)], 95)) for each in lags)
         assert normal_lag(one, window, until) == expected
         assert np.isnan(lags[0]).any() == (start_s < 0)

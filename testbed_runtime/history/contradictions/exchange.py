@@ -146,7 +146,7 @@ def _committed(trial: CheckedTrial) -> Iterator[Damage]:
 def _without_commits(trial: CheckedTrial) -> set[str]:
     """Return the tasks whose last attempts received records before a completed checkpoint, and have no commit of it."""
     samples, rows = trial.table("tasks"), [r for _, r in trial.rows("checkpoints")]
-    completed = {(r["process"], r["checkpoint"]) for r in rows if r["state"] == "completed"}
+    completed = {(r["process"], r["checkpoint"]) for r in trial.completed}
     commits = {(r["task"], r["checkpoint"]) for _, r in trial.distinct("delivery", "task", "checkpoint")}
     deployed = {task: (attempt, e["t_ns"]) for (task, attempt), e in sorted(trial.deployed.items())}
     of_task = grouped((r["task"], r) for r in sorted(rows, key=lambda r: r["t_ns"]))
@@ -184,9 +184,7 @@ def last_samples(trial: CheckedTrial) -> Totals:
     """Return the last samples of the tasks whose last attempt finished, and whose process wrote events after that: a task that finished
     has written its last sample before."""
     tasks = trial.table("tasks")
-    newest: dict[str, tuple[int, str]] = {}
-    for _, event in trial.events("task.state"):
-        newest[event["subject"]] = (event["attempt"], str(event["data"].get("to")))
+    newest = {e["subject"]: (e["attempt"], e["data"].get("to")) for _, e in trial.events("task.state")}
     owned = trial.attempts("tasks")
     last = owned.order[owned.ends]
     events = trial.table("events").select(["process", "seq"]).group_by("process").aggregate([("seq", "max")])

@@ -286,8 +286,7 @@ def _blamed(event: Row) -> tuple[Any, ...]:
 
 def _checkpoints(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield completed checkpoints without a wait for them."""
-    completed = [r for _, r in trial.rows("checkpoints") if r["state"] == "completed"]
-    done = Counter((r["process"], f"checkpoint {r['checkpoint']}") for r in completed)
+    done = Counter((r["process"], f"checkpoint {r['checkpoint']}") for r in trial.completed)
     for kind in ("checkpoint", "completion"):
         if missing := done - Counter((r["process"], r["what"]) for _, r in trial.waits(kind)):
             yield no_row("waits", f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)")
