@@ -480,7 +480,7 @@ def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
     joined: list[Outage] = []
     for outage in found:
         before = joined[-1] if joined else None
-        if before is None or before.fault is None or _fails(before) or not _behind(before, outage):
+        if before is None or before.fault is None or _fails(before) or outage.effect >= before.end:
             joined.append(outage)
             continue
         earlier = (*begun_by(before), *((outage.fault,) if outage.fault else ()))
@@ -492,11 +492,6 @@ def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
 
 def _fails(outage: Outage) -> bool:
     return outage.first or outage.rounds[0].cause is not None
-
-
-def _behind(before: Outage, outage: Outage) -> bool:
-    """Whether the job had not recovered from one outage when the next one began."""
-    return before.effect <= outage.effect < before.end
 
 
 def _until_all_ended(record: _Record, outage: Outage) -> Outage:

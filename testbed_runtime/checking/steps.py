@@ -53,7 +53,7 @@ _PRODUCTION = "the work of {}, whose consumers are deployed when it has finished
 
 def blocking_producers(entry: Entry) -> frozenset[str]:
     """Return the vertices whose results are read only when they are complete."""
-    return frozenset(e.get("source") or e["from"] for e in blocking_edges(entry))
+    return frozenset(e["from"] for e in blocking_edges(entry))
 
 
 def _production(trial: Trial, producers: frozenset[str], since: int, until: int) -> tuple[list[int], bool]:
