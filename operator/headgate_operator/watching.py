@@ -20,8 +20,8 @@ from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 CONNECT_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 """Limit for kopf's tasks to end after they were cancelled."""
-WATCHER = "watcher for "
-"""The name of kopf's task of a watch begins with it."""
+WATCHER, PAUSE = "watcher for ", "pause-waiter for "
+"""The names of kopf's tasks of a watch begin with these. The second one outlives its watch until the garbage collector finds that."""
 BATCH_WINDOW_S = 0.02
 """kopf passes on only the last of several events of one object within this time. The queue needs no more."""
 
@@ -89,8 +89,13 @@ async def watch(handlers: Any, settings: Settings) -> None:
 
 async def _stop_all(roots: Collection[asyncio.Task[Any]]) -> None:
     """Stop the watches first, because the end of the roots closes the connections."""
-    await _stop([task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)])
+    await _stop(_named(WATCHER))
+    await _stop(_named(PAUSE))
     await _stop(roots)
+
+
+def _named(beginning: str) -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith(beginning)]
 
 
 async def _stop(tasks: Collection[asyncio.Task[Any]]) -> None:
