@@ -77,7 +77,7 @@ def test_a_muted_taskmanager_is_lost_twice_with_a_low_timeout(direction: str, tm
     """Its heartbeats are missing for 7.1 s, with the one before the fault and the one after it. Below half of that, they would be missing for two
     timeouts."""
     faults = [fault("mute", "6 s", SINK, heartbeats={"mute": {"direction": direction}})]
-    found = longest(Case("muted", faults, "", 0.0, options=QUICK, observation="16 s"), tmp_path)
+    found = longest(Case("muted", faults, "", 0.0, options=QUICK, observation="11 s"), tmp_path)
     assert found.prices[0].option == HEARTBEAT
     assert saved(found, HEARTBEAT) == pytest.approx(5 - 7.1 / 2, abs=TOLERANCE_S)
     assert "to be lost once more, during the fault `mute`" in list(savings(found))[-1]
@@ -103,7 +103,7 @@ def test_a_replacement_that_comes_before_the_jobmanager_is_killed_saves_the_time
         fault("jm", "3 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}}),
     ]
     managers = {**NO_SPARE, "replaceLost": "10 s"}
-    case = Case("before", faults, "", 0.0, options=QUICK, managers=managers, observation="20 s")
+    case = Case("before", faults, "", 0.0, options=QUICK, managers=managers, observation="16 s")
     (found,) = of_case(case, tmp_path).recoveries
     assert seconds(found, "replaceLost") == pytest.approx(10.0, abs=TOLERANCE_S)
     assert saved(found, "replaceLost") == pytest.approx(4.0 + 10.0 - 8.9, abs=TOLERANCE_S)

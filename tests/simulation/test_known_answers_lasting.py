@@ -49,7 +49,7 @@ def test_a_pause_has_every_second_although_a_timeout_expires_in_it(tmp_path: Pat
         fault("gc", "8 s", of_region("a"), process={"pause": {}}),
         fault("kill", "1 s", of_region("b"), at="2 s", **KILL),
     ]
-    case = Case("regions", faults, "", 0.0, options=QUICK, managers={"replicas": 5}, observation="20 s")
+    case = Case("regions", faults, "", 0.0, options=QUICK, managers={"replicas": 5}, observation="14 s")
     found = recovery(case, tmp_path, REGIONS)
     assert len(found.rounds) == 2
     assert found.prices[0].fault == "gc"
@@ -62,7 +62,7 @@ def test_a_taskmanager_that_pauses_in_a_replacement_has_the_seconds_after_it(tmp
         *LOST,
         fault("gc", "7 s", {"taskManagers": {"names": ["tm-0"]}}, at="4 s", process={"pause": {}}),
     ]
-    case = Case("pause", faults, "", 0.0, options=QUICK, managers={**NO_SPARE, "replaceLost": "6 s"}, observation="30 s")  # fmt: skip
+    case = Case("pause", faults, "", 0.0, options=QUICK, managers={**NO_SPARE, "replaceLost": "6 s"}, observation="17 s")  # fmt: skip
     found = recovery(case, tmp_path)
     assert len(found.rounds) == 2
     assert seconds(found, "tm-0's return") == pytest.approx(7.0, abs=TOLERANCE_S)
@@ -76,7 +76,7 @@ def test_two_regions_that_lose_a_taskmanager_each_wait_for_both_replacements(tmp
     faults = [fault(r, "1 s", of_region(r), at=at, **KILL) for r, at in (("a", "0 s"), ("b", "1 s"))]
     case = Case(
         "regions", faults, "", 0.0, options={**QUICK, DELAY: "1 s"},
-        managers={**NO_SPARE, "replaceLost": "4 s"}, observation="20 s",
+        managers={**NO_SPARE, "replaceLost": "4 s"}, observation="11 s",
     )  # fmt: skip
     found = recovery(case, tmp_path, REGIONS)
     (price, *_) = found.prices
@@ -95,7 +95,7 @@ def test_an_earlier_replacement_saves_what_the_report_says_over_several_rounds(
     the process before it is lost, so only the restart delay is left. If it comes in a later delay, the rest of that is saved too."""
     found = {
         after: recovery(
-            Case("rounds", LOST, "", 0.0, options=EXPIRING, managers={**NO_SPARE, "replaceLost": after}, observation="25 s"),
+            Case("rounds", LOST, "", 0.0, options=EXPIRING, managers={**NO_SPARE, "replaceLost": after}, observation="19 s"),
             tmp_path / after,
         )
         for after in (replaced, "50 ms")
@@ -116,7 +116,7 @@ def test_a_jobmanager_that_is_back_before_a_replacement_cost_nothing(tmp_path: P
     With an earlier one the job runs again until the JobManager is killed, and then lacks it for 4.95 s."""
     faults = [*LOST, fault("jm", "3 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}})]
     options = {**QUICK, SLOT: "3 s"}
-    case = Case("jm", faults, "", 0.0, options=options, managers={**NO_SPARE, "replaceLost": "12 s"}, observation="30 s")  # fmt: skip
+    case = Case("jm", faults, "", 0.0, options=options, managers={**NO_SPARE, "replaceLost": "12 s"}, observation="18 s")  # fmt: skip
     found = recovery(case, tmp_path)
     assert len(found.rounds) == 3
     assert (found.prices[0].option, found.prices[0].count) == ("replaceLost", 1)
@@ -132,7 +132,7 @@ def test_a_restart_delay_after_the_jobmanagers_return_is_no_registration(tmp_pat
     cost a restart delay each, and the JobMaster asks for no slot until 15 s. A shorter delay helps until the TaskManagers are back."""
     options = {**QUICK, HEARTBEAT: "12 s", SLOT: "2 s", DELAY: "4 s"}
     faults = [fault("jm", "3 s", JOBMANAGER, jobmanager={"kill": {}})]
-    case = Case("rejoining", faults, "", 0.0, options=options, managers=NO_SPARE, observation="30 s")
+    case = Case("rejoining", faults, "", 0.0, options=options, managers=NO_SPARE, observation="21 s")
     found = recovery(case, tmp_path)
     assert len(found.rounds) == 3
     assert seconds(found, "the JobManager's return (killed by the fault `jm`)") == pytest.approx(
@@ -150,7 +150,7 @@ def test_a_fault_that_fails_the_job_again_has_every_detection(tmp_path: Path):
     """The TaskManager is lost 4.9 s after its answers are muted. It registers again, and is lost again and again until the fault ends: in
     5 s and the answer that was not muted, 0.05 s later."""
     mute = fault("mute", "16 s", SINK, heartbeats={"mute": {"direction": "response"}})
-    case = Case("muted", [mute], "", 0.0, options=QUICK, managers=NO_SPARE, observation="30 s")
+    case = Case("muted", [mute], "", 0.0, options=QUICK, managers=NO_SPARE, observation="21 s")
     found = of_case(case, tmp_path).recoveries
     assert len(found) == 3
     for one in found:
@@ -170,7 +170,7 @@ def test_each_deployment_that_is_not_answered_in_time_belongs_to_its_option(tmp_
         "",
         0.0,
         options=options,
-        observation="40 s",
+        observation="26 s",
     )
     found = recovery(case, tmp_path)
     assert len(found.rounds) == 4
@@ -185,7 +185,7 @@ def test_a_pause_in_a_catch_up_has_the_seconds_in_which_nothing_was_left_to_do(t
     other one has sent and sends until they wait, about 1 s after the pause began."""
     kill = fault("kill", "1 s", SINK, at="50 ms", **KILL)
     pause = fault("gc", "3 s", SOURCE, at="3050 ms", process={"pause": {}})
-    case = Case("idle", [kill, pause], "", 0.0, options=QUICK, managers={"replicas": 6}, observation="30 s", vertex={"serviceTime": "7 ms"})  # fmt: skip
+    case = Case("idle", [kill, pause], "", 0.0, options=QUICK, managers={"replicas": 6}, observation="18 s", vertex={"serviceTime": "7 ms"})  # fmt: skip
     found = recovery(case, tmp_path)
     assert seconds(found, "end of the fault `gc`") == pytest.approx(2.0, abs=0.3)
     assert seconds(found, "spare capacity of `count`") == pytest.approx(8.7, abs=0.3)
@@ -198,7 +198,7 @@ def test_a_jobmanager_that_is_killed_again_is_waited_for_twice(tmp_path: Path):
         fault(name, "3 s", JOBMANAGER, at=at, jobmanager={"kill": {}})
         for name, at in (("a", "0 s"), ("b", "4 s"))
     ]
-    case = Case("twice", faults, "", 0.0, options=QUICK, managers={"replicas": 5}, observation="30 s")
+    case = Case("twice", faults, "", 0.0, options=QUICK, managers={"replicas": 5}, observation="13 s")
     found = recovery(case, tmp_path)
     assert len(found.rounds) == 2
     for name in "ab":
@@ -213,7 +213,7 @@ def test_a_replacement_that_outruns_the_detection_saves_all_its_seconds(tmp_path
         after: recovery(
             Case(
                 "outrun", [fault("kill", "1 s", {"taskManagers": {"names": ["tm-0"]}}, **KILL)], "", 0.0, options=QUICK,
-                managers={"replicas": 2, "slots": 2, "replaceLost": after}, observation="15 s",
+                managers={"replicas": 2, "slots": 2, "replaceLost": after}, observation="10 s",
             ),
             tmp_path / after,
         )
@@ -228,7 +228,7 @@ def test_a_pause_owns_the_requests_that_expire_before_its_end(tmp_path: Path):
     """Three requests of 4 s expire. It comes back after 20 s, 0.1 s after a delay of 1 s began: a longer slot.request.timeout
     would have saved the rest of that."""
     pause = fault("gc", "20 s", SINK, process={"pause": {}})
-    case = Case("expired", [pause], "", 0.0, options=EXPIRING, managers=NO_SPARE, observation="40 s")
+    case = Case("expired", [pause], "", 0.0, options=EXPIRING, managers=NO_SPARE, observation="27 s")
     found = recovery(case, tmp_path)
     assert len(found.rounds) == 4
     assert seconds(found, "return (paused by the fault `gc`)") == pytest.approx(19.9, abs=TOLERANCE_S)

@@ -63,23 +63,23 @@ CASES = [
     Case(  # 1.9 s after the kill the delay begins, and 3 s after the kill the pause of 6 s
         "jobmanager-paused-in-a-restart-delay",
         [fault("kill", "1 s", SINK, **KILL), fault("gc", "6 s", JOBMANAGER, at="3 s", jobmanager={"pause": {}})],
-        "the JobManager's return (paused", 6.0, failovers=1, observation="25 s",
+        "the JobManager's return (paused", 6.0, failovers=1, observation="15 s",
         options={"heartbeat.interval": "1 s", "heartbeat.timeout": "15 s", DELAY: "3 s"},
     ),
     Case(  # each message takes a TaskManager 300 ms
         "busy-taskmanagers", [fault("kill", "1 s", SINK, **KILL)], "headgate.taskmanager.service-time = 300 ms", 3.0,
         options={"heartbeat.interval": "1 s", "heartbeat.timeout": "20 s", "headgate.taskmanager.service-time": "300 ms"},
-        observation="25 s", tolerance=0.5,
+        observation="11 s", tolerance=0.5,
     ),
     Case(  # the last records that it delayed arrive 0.5 s after its end, less what counts as caught up
         "records-under-way-when-latency-ends",
         [fault("far", "4 s", SINK, network={"latency": {"delay": "500 ms", "mode": "one-way"}})],
-        "end of the fault `far`", 4 + 0.5 - 0.2, options=QUICK, observation="15 s", tolerance=0.2,
+        "end of the fault `far`", 4 + 0.5 - 0.2, options=QUICK, observation="10 s", tolerance=0.2,
     ),
     Case(  # 5 s after the first loss the second one begins a delay of its own, and the job needs both
         "lost-in-a-replacement",
         [fault("one", "1 s", SINK, **KILL), fault("two", "1 s", {"taskManagers": {"names": ["tm-0"]}}, at="5 s", **KILL)],
-        "replaceLost", 5.0 + 8.0, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "8 s"}, observation="25 s",
+        "replaceLost", 5.0 + 8.0, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "8 s"}, observation="19 s",
     ),
     Case(  # all six asks expire together, and the first one cancels the other tasks: one failure, not six
         "expired-deployments-of-one-region",
@@ -87,7 +87,7 @@ CASES = [
             fault("slow", "8 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "4 s"}}),
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
-        "pekko.ask.timeout", 3.0, rounds=2, failovers=2, observation="20 s",
+        "pekko.ask.timeout", 3.0, rounds=2, failovers=2, observation="14 s",
         options={"heartbeat.interval": "1 s", "pekko.ask.timeout": "3 s", DELAY: "1 s"},
     ),
     Case(  # registrations at the JobMaster take it 2 s each and are repeated meanwhile. That it declares TaskManagers lost at the end of
@@ -108,7 +108,7 @@ CASES = [
             fault("cut", "17500 ms", ON_TM_0, at="1 s", plane="rpc", direction="to", network={"partition": {}}),
         ],
         "cluster.registration.refused-registration-delay", 30.0, failovers=1, managers={**NO_SPARE, "replaceLost": "2 s"},
-        observation="80 s", options={**QUICK, HEARTBEAT: "60 s", ASK: "1 s"},
+        observation="65 s", options={**QUICK, HEARTBEAT: "60 s", ASK: "1 s"},
     ),
     Case(
         "late-slot-report",
@@ -125,7 +125,7 @@ CASES = [
             fault("slow", "15 s", ALL, rpc={"delay": {"method": "RequestSlot", "delay": "3 s"}}),
             fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
         ],
-        ASK, 8.0, failovers=1, options={**QUICK, ASK: "2 s"}, observation="25 s",
+        ASK, 8.0, failovers=1, options={**QUICK, ASK: "2 s"}, observation="21 s",
     ),
     Case(  # lost after 5 s, and needed as there is no other: a lower timeout would save nothing
         "held-up-beyond-the-heartbeat-timeout",
@@ -161,7 +161,7 @@ CASES = [
     Case(  # the lease was last renewed 0.1 s before the fault, and the TaskManager is killed when the JobManager leads no more
         "lost-without-a-leader",
         [fault("full", "9 s", JOBMANAGER, store={"failing": {}}), fault("kill", "1 s", SINK, at="6 s", **KILL)],
-        RENEW, 4.9, failovers=1, options=LEADER, managers={"replicas": 6}, observation="25 s",
+        RENEW, 4.9, failovers=1, options=LEADER, managers={"replicas": 6}, observation="15 s",
     ),
     Case(  # what a stall holds back is not waiting for buffers of the receiver
         "stalled-bytes", [fault("held", "4 s", SINK, network={"stall": {}})], "end of the fault `held` (network.stall)", 4.0, failovers=0,
@@ -190,7 +190,7 @@ CASES = [
     Case(  # submissions keep two TaskManagers from the heartbeats of the JobManager, which they give up. They register again at 21.1 s, while
         # they handle one more submission, and are refused as they do not answer
         "refused-by-a-taskmanager-that-was-busy", BUSY_SUBMISSIONS, "cluster.registration.refused-registration-delay", 30.0, rounds=3,
-        failovers=3, version="1.13", options={**QUICK, "akka.ask.timeout": "3 s", DELAY: "1 s"}, observation="60 s",
+        failovers=3, version="1.13", options={**QUICK, "akka.ask.timeout": "3 s", DELAY: "1 s"}, observation="53 s",
     ),
     Case(
         "refused-at-the-end-of-the-observation", BUSY_SUBMISSIONS, "cluster.registration.refused-registration-delay", 23.0, rounds=3,
@@ -199,11 +199,11 @@ CASES = [
     Case(  # the lease expires in the pause, which ends a restart delay
         "leadership-lost-in-a-restart-delay",
         [fault("kill", "1 s", SINK, **KILL), fault("gc", "8 s", JOBMANAGER, at="3 s", jobmanager={"pause": {}})],
-        "the JobManager's return (paused by the fault `gc`)", 8.0, rounds=2, failovers=2, options={**LEADER, DELAY: "5 s"}, observation="30 s",
+        "the JobManager's return (paused by the fault `gc`)", 8.0, rounds=2, failovers=2, options={**LEADER, DELAY: "5 s"}, observation="17 s",
     ),
     Case(  # the first slow renewal begins at 12 s and is in time, the second one ends with the fault. The job runs meanwhile
         "leadership-lost-to-a-slow-store", [fault("slow", "12 s", JOBMANAGER, store={"slow": {"delay": "7 s"}})], RENEW, 5.1, failovers=1,
-        options=LEADER, observation="30 s",
+        options=LEADER, observation="19 s",
     ),
     Case(  # tm-5 runs no task: it does not matter that its pause ends 2 ms after the first record, or 6 ms before the restart delay
         "unused-one-paused-to-the-first-record", [fault("gc", "1953 ms", ON_TM_5, process={"pause": {}}), fault("kill", "1 s", ON_TM_2, **KILL)],

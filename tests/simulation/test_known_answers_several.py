@@ -63,7 +63,7 @@ def test_messages_that_are_short_one_by_one_keep_a_taskmanager_busy_together(tmp
     kill = fault("kill", "1 s", taskmanager("tm-0"), at="500 ms", **KILL)
     case = Case(
         "cancellations", [slow_messages("CancelTask", "2 s"), kill], "", 0.0, options={**QUICK, HEARTBEAT: "3 s"},
-        managers={"replicas": 2, "slots": 4}, observation="40 s",
+        managers={"replicas": 2, "slots": 4}, observation="35 s",
     )  # fmt: skip
     found = longest(case, tmp_path)
     assert (found.prices[0].fault, found.prices[0].kind) == ("slow", "stalled")
@@ -77,7 +77,7 @@ def test_a_taskmanager_whose_mailbox_holds_it_up_twice_is_charged_for_both(tmp_p
     kill = fault("kill", "1 s", taskmanager("tm-0"), at="500 ms", **KILL)
     case = Case(
         "submissions", [slow_messages("SubmitTask", "1500 ms"), kill], "", 0.0, options=QUICK, managers=TWO_LARGE,
-        observation="60 s",
+        observation="36 s",
     )  # fmt: skip
     written = document(case)
     for vertex in written["spec"]["testbed"]["job"]["vertices"][1:]:
@@ -95,7 +95,7 @@ def test_a_small_fault_is_not_what_limits_a_catch_up(tmp_path: Path):
         fault("narrow", "35 s", ALL, at="100 ms", network={"bandwidth": {"bytesPerSecond": 6500}}),
         fault("kill", "1 s", SINK, at="500 ms", **KILL),
     ]
-    case = Case("sizes", faults, "", 0.0, options=QUICK, version=DRAWN_CHECKPOINTS, observation="60 s")
+    case = Case("sizes", faults, "", 0.0, options=QUICK, version=DRAWN_CHECKPOINTS, observation="45 s")
     found = longest(case, tmp_path)
     assert found.prices[0].words.startswith("spare capacity of the job, during the fault `narrow`")
     assert found.prices[0].seconds > 10
@@ -109,7 +109,7 @@ def test_registrations_that_keep_a_new_jobmanager_busy_have_their_seconds(tmp_pa
         fault("jm", "2 s", JOBMANAGER, jobmanager={"kill": {}}),
         fault("slow", "20 s", JOBMANAGER, at="2500 ms", **slow),
     ]
-    case = Case("saturated", faults, "", 0.0, options=QUICK, managers={"replicas": 4}, observation="40 s")
+    case = Case("saturated", faults, "", 0.0, options=QUICK, managers={"replicas": 4}, observation="28 s")
     found = longest(case, tmp_path)
     assert found.prices[0].text == "a TaskManager to register, during the fault `slow`"
     assert found.prices[0].seconds == pytest.approx(22.5 - 2, abs=TOLERANCE_S)
@@ -123,7 +123,7 @@ def test_a_loss_that_is_noticed_last_has_its_seconds_since_the_first_fault(kille
         fault("gc", "8 s", of_region("a"), **PAUSE),
         fault("kill", "1 s", of_region("b"), at=f"{killed_s} s", **KILL),
     ]
-    case = Case("regions", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="20 s")
+    case = Case("regions", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="13 s")
     found = longest(case, tmp_path, REGIONS)
     assert (found.prices[0].option, found.prices[0].count) == (HEARTBEAT, 1)
     assert found.prices[0].seconds == pytest.approx(4.9, abs=TOLERANCE_S)
@@ -133,7 +133,7 @@ def test_a_loss_that_is_noticed_last_has_its_seconds_since_the_first_fault(kille
 def test_a_cancellation_that_a_loss_ends_is_one_wait_with_it(tmp_path: Path):
     """The sink is paused for 8 s, and a source of its region is killed after 3 s: its tasks are cancelled when heartbeat.timeout has passed."""
     faults = [fault("gc", "8 s", SINK, **PAUSE), fault("kill", "1 s", SOURCE, at="3 s", **KILL)]
-    case = Case("one-region", faults, "", 0.0, options=QUICK, managers={"replicas": 7}, observation="20 s")
+    case = Case("one-region", faults, "", 0.0, options=QUICK, managers={"replicas": 7}, observation="13 s")
     found = longest(case, tmp_path)
     assert (found.prices[0].option, found.prices[0].count) == (HEARTBEAT, 1)
     assert found.prices[0].seconds == pytest.approx(4.9, abs=TOLERANCE_S)
@@ -148,7 +148,7 @@ def test_a_window_job_that_is_behind_has_not_caught_up_between_two_windows(tmp_p
     written = document(
         Case(
             "behind", [fault("kill", "1 s", SINK, **KILL)], "", 0.0, options=QUICK,
-            version=DRAWN_CHECKPOINTS, observation="40 s",
+            version=DRAWN_CHECKPOINTS, observation="20 s",
         )
     )  # fmt: skip
     count = {"operator": "window", "window": "5 s", "serviceTime": "8 ms"}
@@ -188,7 +188,7 @@ def test_a_replacement_that_finds_no_jobmanager_waits_for_its_return(tmp_path: P
         fault("jm", "8 s", JOBMANAGER, at="5 s", jobmanager={"kill": {}}),
     ]
     managers = {**NO_SPARE, "replaceLost": "10 s"}
-    case = Case("away", faults, "", 0.0, options=QUICK, managers=managers, observation="40 s")
+    case = Case("away", faults, "", 0.0, options=QUICK, managers=managers, observation="19 s")
     found = longest(case, tmp_path)
     assert seconds(found, "the JobManager's return (killed by the fault `jm`)") == pytest.approx(8.0, abs=0.1)
     assert seconds(found, "replaceLost") == pytest.approx(5.0, abs=TOLERANCE_S)
@@ -200,7 +200,7 @@ def test_the_end_of_a_latency_on_a_spare_taskmanager_ends_the_catch_up(tmp_path:
     far = {"plane": "both", "network": {"latency": {"delay": "500 ms", "mode": "one-way"}}}
     faults = [fault("far", "20 s", taskmanager("tm-4"), **far), fault("kill", "1 s", SINK, at="1 s", **KILL)]
     options = {**QUICK, HEARTBEAT: "20 s"}
-    found = longest(Case("spare", faults, "", 0.0, options=options, observation="40 s"), tmp_path)
+    found = longest(Case("spare", faults, "", 0.0, options=options, observation="26 s"), tmp_path)
     assert found.total_s == pytest.approx(20 - 1 + 0.5, abs=0.2)
     assert (found.prices[0].kind, found.prices[0].fault) == ("catch-up", "far")
     assert not seconds(found, "spare capacity") > 0.2
@@ -212,7 +212,7 @@ def test_an_outage_of_which_a_busy_jobmanager_hears_late_began_before(tmp_path: 
     slow = {"rpc": {"delay": {"method": "UpdateTaskExecutionState", "delay": "2 s"}}}
     faults = [fault("slow", "40 s", JOBMANAGER, **slow), fault("kill", "1 s", SINK, at="500 ms", **KILL)]
     options = {**QUICK, HEARTBEAT: "20 s"}
-    trial = of_case(Case("late", faults, "", 0.0, options=options, observation="60 s"), tmp_path)
+    trial = of_case(Case("late", faults, "", 0.0, options=options, observation="47 s"), tmp_path)
     one, two = trial.recoveries
     assert (one.fault, two.fault) == ("kill", "slow")
     assert two.effect_ns / 1e9 % 100 == pytest.approx(24.0, abs=0.4)
@@ -225,7 +225,7 @@ def test_heartbeats_that_one_fault_delayed_are_not_those_that_another_one_stoppe
     """A sink is paused for 3 s. The loss that fails the job is that of a source, which is cut off after 2 s: its heartbeat.timeout began then."""
     cut = {"plane": "both", "network": {"partition": {}}}
     faults = [fault("gc", "3 s", SINK, **PAUSE), fault("cut", "8 s", SOURCE, at="2 s", **cut)]
-    case = Case("apart", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="20 s")
+    case = Case("apart", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="15 s")
     found = longest(case, tmp_path)
     assert seconds(found, "return (paused by the fault `gc`)") == pytest.approx(2.0, abs=TOLERANCE_S)
     assert seconds(found, HEARTBEAT) == pytest.approx(4.9, abs=TOLERANCE_S)
@@ -258,7 +258,7 @@ def test_a_shorter_delay_saves_nothing_before_dead_slots_are_noticed(tmp_path: P
             f"{EXPONENTIAL}.jitter-factor": "0", f"{EXPONENTIAL}.initial-backoff": backoff,
         }  # fmt: skip
         case = Case(
-            "dead", [fault("kill", "1 s", SOURCE, **KILL)], "", 0.0, options=options, observation="60 s"
+            "dead", [fault("kill", "1 s", SOURCE, **KILL)], "", 0.0, options=options, observation="26 s"
         )
         found[backoff] = longest(case, tmp_path / backoff)
         assert seconds(found[backoff], EXPONENTIAL) > 5
@@ -287,7 +287,7 @@ def test_missing_heartbeats_of_one_region_last_over_failures_of_another_one(tmp_
         0.0,
         options={**QUICK, DELAY: "1 s"},
         managers={"replicas": 9},
-        observation="40 s",
+        observation="14 s",
     )
     found = longest(case, tmp_path, regions("abc"))
     assert len(found.rounds) > 2
@@ -305,7 +305,7 @@ def test_registrations_that_expire_on_a_slow_network_are_charged_to_their_timeou
     for timeout in ("100 ms", "10 s"):
         options = {**QUICK, HEARTBEAT: "20 s", REGISTRATION: timeout}
         found[timeout] = longest(
-            Case("far", [far], "", 0.0, options=options, observation="40 s"), tmp_path / timeout
+            Case("far", [far], "", 0.0, options=options, observation="5 s"), tmp_path / timeout
         )
     assert (found["100 ms"].prices[0].option, found["100 ms"].prices[0].value) == (REGISTRATION, "100 ms")
     assert seconds(found["100 ms"], REGISTRATION) == pytest.approx(3.1, abs=TOLERANCE_S)
