@@ -99,7 +99,7 @@ def _options(random: Random, *, least_exclusive: str) -> dict[str, str]:
 
 def _job(random: Random) -> dict[str, Any]:
     rate = random.choice([30, 80, 200])
-    return {
+    job: dict[str, Any] = {
         "vertices": [
             {
                 "name": "source",
@@ -121,6 +121,9 @@ def _job(random: Random) -> dict[str, Any]:
             {"from": "count", "to": "sink", "partitioning": random.choice(["forward", "rebalance"])},
         ],
     }
+    if job["edges"][0]["partitioning"] != "hash":
+        job["vertices"][1]["operator"] = "map"
+    return job
 
 
 def _fault(random: Random, number: int) -> dict[str, Any]:
