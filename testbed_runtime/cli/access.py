@@ -30,6 +30,8 @@ DENIED = re.compile(
 )
 """The text of a request for which the user has no right. Without a namespace it is at the cluster scope."""
 UNKNOWN_FIELD = "strict decoding error: unknown field"
+ROLES = "docs/kubernetes.md#who-needs-which-rights"
+"""An installation that is limited to namespaces has no such roles."""
 OLDER = "upgrade Headgate in the cluster (docs/kubernetes.md#upgrade), or use the headgate of its version"
 READING = frozenset({"get", "list", "watch"})
 
@@ -98,7 +100,7 @@ def permitting(text: str) -> str:
     scope = f"in the namespace {namespace}" if namespace else "in the whole cluster"
     if group == naming.GROUP and namespace:
         role = "headgate-view" if verb in READING else "headgate-edit"
-        return f"ask its administrator for the role {role} {scope}"
+        return f"ask its administrator for the rules of {role} {scope} ({ROLES})"
     right = f"{verb} {path or resource + (f'.{group}' if group else '')}"
     return f"ask its administrator for the right to {right} {scope}"
 

@@ -14,7 +14,7 @@ from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.environment import NAMESPACES, names
 from testbed_runtime.api.rbac import Right
 from testbed_runtime.api.resources import manifest
-from testbed_runtime.cli.access import INSTALL, Access, connected
+from testbed_runtime.cli.access import INSTALL, ROLES, Access, connected
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ async def _rights(api: Api) -> Finding:
     lacking = await _lacking(api, tuple(dict.fromkeys((*NEEDED, *rbac.rights("edit")))))
     if lacking:
         level = BAD if set(NEEDED) & set(lacking) else WARNING
-        means = "ask for the roles headgate-edit and view in the namespace"
+        means = f"ask for the rules of headgate-edit and the role view in the namespace ({ROLES})"
         verbs: dict[str, list[str]] = {}
         for right in lacking:
             verbs.setdefault(right.resource, []).append(right.verb)

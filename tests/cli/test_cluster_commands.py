@@ -63,8 +63,8 @@ MINE = 'scenarioruns.headgate.dev is forbidden: User "eve" cannot {} resource "s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (MINE.format("create") + ' in the namespace "demo"', "the role headgate-edit in the namespace demo"),
-        (MINE.format("list") + ' in the namespace "demo"', "the role headgate-view in the namespace demo"),
+        (MINE.format("create") + ' in the namespace "demo"', "the rules of headgate-edit in the namespace demo"),
+        (MINE.format("list") + ' in the namespace "demo"', "the rules of headgate-view in the namespace demo"),
         (MINE.format("list") + " at the cluster scope", "the right to list scenarioruns.headgate.dev in the whole cluster"),
         (
             'pods "r-recorder" is forbidden: User "eve" cannot get resource "pods/log" in API group "" in the namespace "demo"',
@@ -574,7 +574,7 @@ async def test_doctor_names_the_rights_that_a_run_needs_and_the_account_lacks():
 
     found = await cluster_doctor._rights(Edit(""))
     assert (found.level, found.found) == (BAD, "not allowed: get configmaps")
-    assert "headgate-edit and view" in found.means
+    assert "headgate-edit and the role view" in found.means
 
 
 @pytest.mark.parametrize(
