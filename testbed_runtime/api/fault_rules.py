@@ -176,8 +176,8 @@ def _selection(
         )
     replicas = testbed.task_managers.replicas if testbed else math.inf
     if chosen.mode == "fixed" and (chosen.value or 0) > replicas:
-        there = "there is only 1" if replicas == 1 else f"there are only {replicas}"
-        yield UserError(f"{where}.value", f"{chosen.value} is too many TaskManagers", there)
+        hint = "there is only 1" if replicas == 1 else f"there are only {replicas}"
+        yield UserError(f"{where}.value", f"{chosen.value} is too many TaskManagers", hint)
     if chosen.mode == "percent" and (chosen.value or 0) > 100:
         yield UserError(f"{where}.value", f"{chosen.value} % is more than 100 %", "write 1 to 100")
 
@@ -194,5 +194,5 @@ def _known(
     names = task_manager_names(testbed.task_managers.replicas)
     for index, name in enumerate(chosen.names):
         if name not in names and not (isinstance(chosen, models.Peers) and name == JOBMANAGER):
-            there = f"there are {names[0]} to {names[-1]}" if len(names) > 1 else f"there is only {names[0]}"
-            yield UserError(f"{where}.names[{index}]", f"{name!r} does not exist", there)
+            hint = f"there are {names[0]} to {names[-1]}" if len(names) > 1 else f"there is only {names[0]}"
+            yield UserError(f"{where}.names[{index}]", f"{name!r} does not exist", hint)

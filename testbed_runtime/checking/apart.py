@@ -275,11 +275,11 @@ def awaited_by(
 ) -> frozenset[str]:
     """Return the TaskManagers for which the job waited in an outage: the first that came, until it had its slots again. It had lost those in
     `lost`, and those that registered once more."""
-    came: dict[str, int] = {}
+    returned: dict[str, int] = {}
     for wait in waits:
         name = taskmanager_of(wait)
-        came_now = start_ns < wait.end_ns <= end_ns and is_task_manager(name)
-        if came_now and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
-            came[name] = max(came.get(name, 0), wait.end_ns)
-    missing = missing_taskmanagers(entry, len(lost | came.keys()))
-    return frozenset(sorted(came, key=lambda name: (came[name], name))[:missing])
+        returns_now = start_ns < wait.end_ns <= end_ns and is_task_manager(name)
+        if returns_now and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
+            returned[name] = max(returned.get(name, 0), wait.end_ns)
+    missing = missing_taskmanagers(entry, len(lost | returned.keys()))
+    return frozenset(sorted(returned, key=lambda name: (returned[name], name))[:missing])

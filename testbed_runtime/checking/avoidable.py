@@ -149,20 +149,20 @@ class _Ends:
         if wait.option == _HEARTBEAT:
             return self._returned(wait)
         held = self.held_back(wait)
-        came = None if held is None else self._ended_by_itself(held)
-        if held is None or came is None:
+        arrival_ns = None if held is None else self._ended_by_itself(held)
+        if held is None or arrival_ns is None:
             return None
         earlier = self._expired_before(wait)
-        together = (came - (*earlier, wait)[0].start_ns) // (len(earlier) + 1)
+        together = (arrival_ns - (*earlier, wait)[0].start_ns) // (len(earlier) + 1)
         if wait.kind == "connection":
-            passes = came - held.sent_again_ns
-            came = wait.start_ns + round(connects_at(0.0, (passes - wait.start_ns) / NS) * NS)
-            together = came - wait.start_ns
+            passes = arrival_ns - held.sent_again_ns
+            arrival_ns = wait.start_ns + round(connects_at(0.0, (passes - wait.start_ns) / NS) * NS)
+            together = arrival_ns - wait.start_ns
         own = self.delays.get(wait.fault, 0) * self._messages(wait, held)
         alone = wait.start_ns + own + self._usual_ns(held) + TIE_NS
         if own and alone > wait.end_ns:
-            came = min(came, alone)
-        return min(came - wait.start_ns, together) if came > wait.end_ns else None
+            arrival_ns = min(arrival_ns, alone)
+        return min(arrival_ns - wait.start_ns, together) if arrival_ns > wait.end_ns else None
 
     def _messages(self, wait: Wait, held: FaultEffect) -> int:
         """Return how many delays the wait, or another one that expired with it, can last: one, or one for each task that was
@@ -172,12 +172,12 @@ class _Ends:
             return 1
         if wait.kind != "deployment" or self.methods.get(held.fault) != SubmitTask.__name__:
             return 0
-        there = self.places(wait.end_ns)
+        places = self.places(wait.end_ns)
         own = [w for w in self.waits if (w.kind, w.option) == (wait.kind, wait.option)]
         own = [w for w in own if w.start_ns < wait.end_ns and wait.start_ns < w.end_ns]
         shortest_ns = min(self.delays.get(held.fault, 0), wait.budget_ns)
         tasks = {w.what for w in own if w.end_ns - w.start_ns >= shortest_ns}
-        return max(Counter(map(there.get, tasks)).values(), default=0)
+        return max(Counter(map(places.get, tasks)).values(), default=0)
 
     def _expired_before(self, checkpoint: Wait) -> list[Wait]:
         """Return the checkpoints that were tolerated and expired one after the other until this one began. A longer

@@ -214,7 +214,7 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
         "measured": measured,
         "after": after,
         "effect": _effect(rows),
-        "residue": _of_all(rows, "clean", "residue"),
+        "residue": _combined(rows, "clean", "residue"),
         "text": "; ".join(dict.fromkeys(_text(r) for r in rows if r["text"] and r["state"] != "asked"))[
             :TEXT_MAX
         ],
@@ -231,10 +231,10 @@ def _effect(rows: list[dict[str, Any]]) -> str:
     states = {row["state"] for row in rows}
     if "failed" in states and "injected" not in states:
         return "not applied"
-    return _of_all(rows, "verified", "unverified")
+    return _combined(rows, "verified", "unverified")
 
 
-def _of_all(rows: list[dict[str, Any]], good: str, bad: str) -> str:
+def _combined(rows: list[dict[str, Any]], good: str, bad: str) -> str:
     """Combine the last state reported for each set of targets: `bad` if any of them is."""
     last = {row["targets"]: row["state"] for row in rows if row["state"] in (good, bad)}
     return bad if bad in last.values() else good if last else "not measured"

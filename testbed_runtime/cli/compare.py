@@ -198,9 +198,9 @@ def _key(text: str) -> Key:
             problem = f"{word!r} is neither a quantile nor a phase"
             raise UserError("--metric", problem, "write it as in 'latency p99 outage'") from None
     if info.quantiles and quantile not in QUANTILES:
-        there = ", ".join(f"p{q * 100:g}" for q in QUANTILES)
+        quantiles = ", ".join(f"p{q * 100:g}" for q in QUANTILES)
         raise UserError(
-            "--metric", f"{name} needs a quantile, one of {there}", "write it as in 'latency p99'"
+            "--metric", f"{name} needs a quantile, one of {quantiles}", "write it as in 'latency p99'"
         )
     if quantile is not None and not info.quantiles:
         raise UserError("--metric", f"{name} takes no quantile: means are compared", f"write {name!r}")

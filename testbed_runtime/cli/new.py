@@ -150,9 +150,9 @@ def find(name: str) -> questions.Question:
     if known.standing is Standing.WITHOUT_EFFECT:
         raise UserError("QUESTION", f"{known.canonical} has no effect here")
     known_names = [n for q in questions.questions().values() for n in (q.name, *q.errors)]
-    there = f"there are {', '.join(questions.questions())}"
+    hint = f"there are {', '.join(questions.questions())}"
     raise UserError(
-        "QUESTION", f"the question {name[:MAX_ECHO]!r} does not exist", nearest(name, known_names, there)
+        "QUESTION", f"the question {name[:MAX_ECHO]!r} does not exist", nearest(name, known_names, hint)
     )
 
 

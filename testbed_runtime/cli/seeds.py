@@ -123,7 +123,7 @@ def lines(found: Sequence[Distribution]) -> Iterator[str]:
         yield f"  {item.variant}: {item.metric}: {values}{missing}{bounded}"
 
 
-class _Found(Struct, frozen=True):
+class _SeedResult(Struct, frozen=True):
     """The result of one seed. Names of trials in `trials` and `recoveries` begin with the seed, so that no two are equal."""
 
     verdict: str
@@ -143,7 +143,7 @@ def _tasks(loaded: Loaded, seeds: range, folder: Path, variants: tuple[str, ...]
     ]
 
 
-def _runs(tasks: Sequence[Task], *, quiet: bool) -> Iterator[_Found]:
+def _runs(tasks: Sequence[Task], *, quiet: bool) -> Iterator[_SeedResult]:
     """Simulate WORKERS seeds at a time. Yield the results in the order of the seeds. Raises HeadgateError for a seed that could not be
     simulated."""
     folders = {task.number: task.folder for task in tasks}
@@ -158,7 +158,7 @@ def _runs(tasks: Sequence[Task], *, quiet: bool) -> Iterator[_Found]:
         yield _found(done, folders[done.number])
 
 
-def _found(done: Done, run: Path) -> _Found:
+def _found(done: Done, run: Path) -> _SeedResult:
     """Read the run of a seed. A run without a usable trial has no metrics."""
     manifest, seed = read_manifest(run), f"seed-{done.number}"
     roles: Mapping[str, dict[str, Any]] = {t["trial"]: t for t in manifest["trials"]}
@@ -168,4 +168,4 @@ def _found(done: Done, run: Path) -> _Found:
     ]
     recoveries = {f"{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
     trials = [{**entry, "trial": f"{seed}/{trial}"} for trial, entry in roles.items()]
-    return _Found(str(done.verdict["verdict"]), rows, trials, recoveries)
+    return _SeedResult(str(done.verdict["verdict"]), rows, trials, recoveries)

@@ -69,14 +69,14 @@ def trace(  # noqa: PLR0917 - options of the command line
         )
     times = seconds["--latency"], seconds["--service-time"]
     request = TraceRequest(buffer, options, *times, rate=rate, barriers_s=seconds["--barriers"])
-    said: dict[str, Any]
+    output: dict[str, Any]
     if sent:
         found = trace_sent(request)
-        said, table = msgspec.to_builtins(found), sent_lines(found)
+        output, table = msgspec.to_builtins(found), sent_lines(found)
     else:
         steps = trace_buffer(request)
-        said, table = {"steps": [msgspec.to_builtins(step) for step in steps]}, lines(buffer, steps)
-    show(said, table, as_json=as_json)
+        output, table = {"steps": [msgspec.to_builtins(step) for step in steps]}, lines(buffer, steps)
+    show(output, table, as_json=as_json)
 
 
 def sent_lines(sent: Sent) -> Iterator[str]:

@@ -116,19 +116,19 @@ def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Load
     from testbed_runtime.cli import loading
     from testbed_runtime.tuning import grid
 
-    there: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for place in places:
         for path in _scenario_files(place):
-            there.setdefault(_scenario_name(path), path)
-    there.pop("", None)
+            paths.setdefault(_scenario_name(path), path)
+    paths.pop("", None)
     for index, reference in enumerate(study.spec.scenarios):
-        if reference.name not in there:
+        if reference.name not in paths:
             raise UserError(
                 f"spec.scenarios[{index}].name",
                 f"the scenario {reference.name!r} does not exist in {', '.join(map(str, places))}",
-                f"there are {', '.join(sorted(there)) or 'none'}; or name a file or folder with --scenarios",
+                f"there are {', '.join(sorted(paths)) or 'none'}; or name a file or folder with --scenarios",
             )
-    found = {reference.name: loading.load(there[reference.name]) for reference in study.spec.scenarios}
+    found = {reference.name: loading.load(paths[reference.name]) for reference in study.spec.scenarios}
     known = {name: [v.name for v in one.scenario.spec.variants] for name, one in found.items()}
     grid.check_variants(study.spec, known)
     return found

@@ -62,7 +62,7 @@ class Checked:
         self.errors.append({"path": error.path, "line": line, "problem": error.problem, "hint": error.hint})
 
     @contextmanager
-    def noting(self, *, refused: bool) -> Iterator[None]:
+    def collecting(self, *, refused: bool) -> Iterator[None]:
         """Add a UserError of the block to the errors if it is `refused`, else to the warnings."""
         try:
             yield
@@ -233,14 +233,14 @@ def _check_plan(checked: Checked, scenario: Scenario, path: Path, on: options.En
     checked.size = counted(checked.trials, "trial")
     for problem in function_problems(plan, pods=on is options.Environment.KUBERNETES):
         checked.add(problem)
-    with checked.noting(refused=on is not None):
+    with checked.collecting(refused=on is not None):
         check_size(plan)
     if on is options.Environment.KUBERNETES:
         return  # only the operator knows which backends the pods have
     from testbed_runtime.faults.registry import check_fault
 
     for fault in {f.name: f for f in plan.faults}.values():
-        with checked.noting(refused=on is not None):
+        with checked.collecting(refused=on is not None):
             check_fault(fault, _capabilities())
 
 

@@ -97,7 +97,7 @@ class Neighbours:
 def capabilities(environment: str, support: PacketSupport) -> Capabilities:
     """Return the backends of this agent; the supervisor has the others."""
     missing = dict(support.missing) | dict.fromkeys((*PROCESS_BACKENDS, POD_BACKEND), UNPRIVILEGED)
-    return Capabilities(environment, tuple(n for n in PACKET_BACKENDS if n in support.there), missing)
+    return Capabilities(environment, tuple(n for n in PACKET_BACKENDS if n in support.available), missing)
 
 
 def application(
@@ -105,7 +105,11 @@ def application(
 ) -> web.Application:
     async def tell(_: web.Request) -> web.Response:
         return web.json_response(
-            {"backends": list(offered.backends), "how": dict(support.there), "missing": dict(offered.missing)}
+            {
+                "backends": list(offered.backends),
+                "how": dict(support.available),
+                "missing": dict(offered.missing),
+            }
         )
 
     echo = path_route(lambda: (naming.AGENT_ECHO_PORT, naming.ECHO_PORT))

@@ -134,22 +134,22 @@ async def _stop_operator(api: Api, settings: Settings) -> list[str]:
     then continues, because Helm removes the operator anyway."""
     patch = {"spec": {"replicas": 0}}
     await api.patch("Deployment", settings.namespace, settings.deployment, patch)
-    there: frozenset[str] = frozenset()
+    running: frozenset[str] = frozenset()
     with contextlib.suppress(TimeoutError):
         async with timeout(OPERATOR_GONE_S):
             labels = {**naming.OPERATOR_LABELS, naming.LABEL_INSTANCE: settings.release}
             async for event in api.watch("Pod", settings.namespace, labels=labels):
-                there = _pods_after(there, event)
-                if event.type != LISTED and not there:
+                running = _pods_after(running, event)
+                if event.type != LISTED and not running:
                     return []
-    return [f"the operator's pods were not gone after {OPERATOR_GONE_S:g} s: {', '.join(sorted(there))}"]
+    return [f"the operator's pods were not gone after {OPERATOR_GONE_S:g} s: {', '.join(sorted(running))}"]
 
 
-def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
+def _pods_after(running: frozenset[str], event: WatchEvent) -> frozenset[str]:
     name = event.object.get("metadata", {}).get("name")
     if name is None:
-        return there
-    return there - {name} if event.type == DELETED else there | {name}
+        return running
+    return running - {name} if event.type == DELETED else running | {name}
 
 
 async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[str]:

@@ -51,7 +51,7 @@ async def capabilities() -> Capabilities:
     if why:
         return replace(LOCAL, missing={**LOCAL.missing, **dict.fromkeys(PACKET_BACKENDS, why)})
     found = await support()
-    available = tuple(name for name in PACKET_BACKENDS if name in found.there)
+    available = tuple(name for name in PACKET_BACKENDS if name in found.available)
     missing = {k: v for k, v in LOCAL.missing.items() if k not in PACKET_BACKENDS} | dict(found.missing)
     return Capabilities(LOCAL.environment, (*LOCAL.backends, *available), missing)
 

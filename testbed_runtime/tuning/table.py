@@ -163,8 +163,8 @@ def _confirmations(spec: TuningStudySpec, lines: Sequence[Line], confirmed: Mapp
         real = confirmed.get(line.row.number)
         if real is not None:
             pairs = [
-                f"{name_of(o)} {there} (virtual time: {here})"
-                for o, there, here in zip(spec.objectives, real.texts, line.texts, strict=True)
+                f"{name_of(o)} {measured} (virtual time: {simulated})"
+                for o, measured, simulated in zip(spec.objectives, real.texts, line.texts, strict=True)
             ]
             why = f": {real.reason}" if real.reason else ""
             found.append(f"confirmed in real runs: {line.row.text}: {real.verdict}{why}; {'; '.join(pairs)}")

@@ -75,7 +75,7 @@ def test_a_distribution_of_one_value_says_how_to_get_others(
     for variant in document["spec"]["variants"]:
         variant["faults"][0] |= jitter
     (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(document))
-    found = [seeds._Found("Pass", [row(2.0)], [], {})] * 2
+    found = [seeds._SeedResult("Pass", [row(2.0)], [], {})] * 2
     monkeypatch.setattr(seeds, "_runs", lambda *_, **__: found)
     arguments = ["simulate", str(tmp_path), "--seeds", "2", "--out", str(tmp_path / "runs")]
     done = CliRunner().invoke(build(), arguments, catch_exceptions=False)

@@ -82,11 +82,11 @@ class PoisonedWorld(World):
 
     async def read_until_cancelled(self) -> None:
         """Read another partition over the same connection, and leave in the middle of its data."""
-        pool = self.there.create_buffer_pool(1, 4, subpartitions=1)
+        pool = self.producer_pool.create_buffer_pool(1, 4, subpartitions=1)
         partition = ResultPartition(OTHER, 1, pool)
         self.manager.register(partition)
         ready, got, data = asyncio.Event(), b"", bytes(range(251)) * 4
-        gate = InputGate(self.here, self.here.create_buffer_pool(1, 2), ready.set)
+        gate = InputGate(self.consumer_pool, self.consumer_pool.create_buffer_pool(1, 2), ready.set)
         receiver = channel_id(2, bytes(12))
         gate.add_remote(OTHER, 0, receiver=receiver, backoff=remote_backoff(Options({})))
         try:
@@ -131,7 +131,11 @@ async def test_no_reader_sees_received_memory_that_was_overwritten(
         for got, written in zip(world.records, world.written, strict=True):
             assert got == written if not world.dies else got == written[: len(got)], f"seed {seed}"
             assert POISON * 8 not in b"".join(got), f"seed {seed}"
-        left = (world.there.outstanding, world.here.outstanding, world.here.required)
+        left = (
+            world.producer_pool.outstanding,
+            world.consumer_pool.outstanding,
+            world.consumer_pool.required,
+        )
         assert left == (0, 0, 0), f"seed {seed}"
         seen.update(options_of(world))
         seen["late"] += world.late

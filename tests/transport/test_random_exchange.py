@@ -53,9 +53,12 @@ class World:
         options = Options(LEGACY if self.legacy else {})
         network = self.network()
         self.loop = asyncio.get_running_loop()
-        self.there, self.here = NetworkBufferPool(64, SEGMENT), NetworkBufferPool(64, SEGMENT)
+        self.producer_pool, self.consumer_pool = (
+            NetworkBufferPool(64, SEGMENT),
+            NetworkBufferPool(64, SEGMENT),
+        )
         self.manager = ResultPartitionManager(waits=True, started=self.loop.time())
-        pool = self.there.create_buffer_pool(
+        pool = self.producer_pool.create_buffer_pool(
             min(self.channels + 1, self.pool),
             self.pool,
             subpartitions=self.channels,
@@ -67,8 +70,8 @@ class World:
         self.server = DataServer(network, self.manager, name="tm-0-1", options=options)
         self.ready = asyncio.Event()
         self.gate = InputGate(
-            self.here,
-            self.here.create_buffer_pool(1, self.floating),
+            self.consumer_pool,
+            self.consumer_pool.create_buffer_pool(1, self.floating),
             self.ready.set,
             exclusive=self.exclusive,
         )
@@ -222,5 +225,10 @@ async def test_random_exchanges_end_with_every_byte_in_order_and_no_segment_left
             pytest.fail(f"seed {seed}: something waits forever")
         finally:
             await world.close()
-        left = (world.there.outstanding, world.there.required, world.here.outstanding, world.here.required)
+        left = (
+            world.producer_pool.outstanding,
+            world.producer_pool.required,
+            world.consumer_pool.outstanding,
+            world.consumer_pool.required,
+        )
         assert left == (0, 0, 0, 0), f"seed {seed}"

@@ -203,5 +203,7 @@ def judge(
 def backends(engine: PacketEngine, lookup: Lookup) -> dict[str, PacketBackend]:
     """Return the packet backends that this kernel supports, by name."""
     return {
-        name: PacketBackend(name, engine, lookup) for name in PACKET_BACKENDS if name in engine.support.there
+        name: PacketBackend(name, engine, lookup)
+        for name in PACKET_BACKENDS
+        if name in engine.support.available
     }

@@ -34,7 +34,7 @@ class PacketSupport(Struct, frozen=True):
     """The packet backends of this kernel. For each available backend: how it works here. For each other one: why it is not available and how
     to get it."""
 
-    there: Mapping[str, str]
+    available: Mapping[str, str]
     missing: Mapping[str, str]
 
 
@@ -91,15 +91,15 @@ async def support() -> PacketSupport:
     if not has_net_admin():
         why = "this process may not change its network (no NET_ADMIN): run as root, or add the agent container (spec.pods.packetFaults: true)"
         return PacketSupport({}, dict.fromkeys(PACKET_BACKENDS, why))
-    there: dict[str, str] = {}
+    available: dict[str, str] = {}
     missing: dict[str, str] = {}
     for name, look in (("netem", _netem), ("nfqueue", _nfqueue), ("nftables", _nftables)):
         how, why = await look()
         if how:
-            there[name] = how
+            available[name] = how
         else:
             missing[name] = why
-    return PacketSupport(there, missing)
+    return PacketSupport(available, missing)
 
 
 async def _netem() -> tuple[str, str]:

@@ -42,11 +42,11 @@ class PacketEngine:
         """Remove the rules of an earlier engine and start the echo. Raises HeadgateError when its port is in use."""
         self.support = await support()
         holders: dict[str, PacketQueue | PacketFilter | Emulator] = {
-            "nfqueue": PacketQueue(self.support.there.get("nfqueue", ""), self._own),
+            "nfqueue": PacketQueue(self.support.available.get("nfqueue", ""), self._own),
             "nftables": PacketFilter(),
             "netem": Emulator(self._device),
         }
-        self._holders = {name: holder for name, holder in holders.items() if name in self.support.there}
+        self._holders = {name: holder for name, holder in holders.items() if name in self.support.available}
         for holder in self._holders.values():
             await holder.close()
         await self._echo.start(host, ECHO_PORT)

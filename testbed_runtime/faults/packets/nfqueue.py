@@ -213,8 +213,8 @@ class PacketQueue:
     def _arrival(self, packet: netlink.QueuedPacket, now: float) -> float:
         """Return when the packet arrived, by the kernel's receive timestamp, so that delays of this process are not added. Never decreases."""
         late = time.clock_gettime(time.CLOCK_REALTIME) - packet.arrived_s
-        came = now - late if packet.arrived_s and 0.0 < late <= MAX_LATE_S else now
-        self._newest_arrival = max(self._newest_arrival, came)
+        arrived = now - late if packet.arrived_s and 0.0 < late <= MAX_LATE_S else now
+        self._newest_arrival = max(self._newest_arrival, arrived)
         return self._newest_arrival
 
     def _fate(self, packet: netlink.QueuedPacket, now: float) -> Fate:

@@ -172,7 +172,7 @@ class _Series:
     def _on_datagram(self, data: bytes, sender: Address, now: float) -> None:
         if len(data) != _PROBE.size or sender != self._echo:
             return
-        magic, series, number, seen, duplicates, overtaken, kind, there = _PROBE.unpack(data)
+        magic, series, number, seen, duplicates, overtaken, kind, seen_at = _PROBE.unpack(data)
         if magic != _MAGIC or series != self.number:
             return
         if kind == _FENCE:
@@ -181,8 +181,8 @@ class _Series:
             self.duplicates += 1
         elif number < len(self.sent_at):
             self.times[number] = now - self.sent_at[number]
-            self.forward_s.append(there - self.sent_at[number])
-            self.backward_s.append(now - there)
+            self.forward_s.append(seen_at - self.sent_at[number])
+            self.backward_s.append(now - seen_at)
             self.overtaken += number < self.newest
             self.newest = max(self.newest, number)
         self.changed.set()
@@ -259,14 +259,14 @@ async def _fenced(series: _Series, limit_s: float) -> None:
     while series.echoed < 0 and loop.time() - begin < (limit_s if series.times else min(limit_s, SILENT_S)):
         series.fence()
         await wait_until(lambda: series.echoed >= 0, series.changed, limit_s=FENCE_EVERY_S)
-    came = -1
-    while series.echoed >= 0 and came < len(series.times) < series.echoed:
-        came = len(series.times)
-        await wait_until(partial(_more_than, series, came), series.changed, limit_s=SETTLE_S)
+    answered = -1
+    while series.echoed >= 0 and answered < len(series.times) < series.echoed:
+        answered = len(series.times)
+        await wait_until(partial(_more_than, series, answered), series.changed, limit_s=SETTLE_S)
 
 
-def _more_than(series: _Series, came: int) -> bool:
-    return len(series.times) > came
+def _more_than(series: _Series, answered: int) -> bool:
+    return len(series.times) > answered
 
 
 def _reading(through: _Series, beside: _Series) -> PathReading:

@@ -184,9 +184,9 @@ class Relay:
         self.was_reset = False
         self.closed = False
         self._on_closed = on_closed
-        there, back = Random(seed + ">"), Random(seed + "<")  # noqa: S311 - seeded on purpose
-        self.there = Direction(self.near, self.far, FlowShaper(there), self._on_end)
-        self.back = Direction(self.far, self.near, FlowShaper(back), self._on_end)
+        forward, backward = Random(seed + ">"), Random(seed + "<")  # noqa: S311 - seeded on purpose
+        self.forward = Direction(self.near, self.far, FlowShaper(forward), self._on_end)
+        self.backward = Direction(self.far, self.near, FlowShaper(backward), self._on_end)
         self.near.on_lost = self._check_closed
         self.far.on_lost = self._check_closed
 
@@ -194,43 +194,43 @@ class Relay:
         """Apply these rules to both directions now."""
         if self.was_reset:
             return
-        there = shape_of(rules, self.source, self.destination, self.plane)
-        back = shape_of(rules, self.destination, self.source, self.plane)
-        if there.reset or back.reset:
+        forward = shape_of(rules, self.source, self.destination, self.plane)
+        backward = shape_of(rules, self.destination, self.source, self.plane)
+        if forward.reset or backward.reset:
             self.reset()
             return
-        if (there.void or back.void) and not self.gone:
+        if (forward.void or backward.void) and not self.gone:
             self._vanish(rules)
-        elif self.gone and not (there.void or back.void):
+        elif self.gone and not (forward.void or backward.void):
             self.reset()
             return
-        self.there.reshape(there)
-        self.back.reshape(back)
+        self.forward.reshape(forward)
+        self.backward.reshape(backward)
 
     @property
     def may_connect(self) -> bool:
         """Whether a handshake passes: neither direction is partitioned and no end has vanished."""
-        shapes = (self.there.shaper.shape, self.back.shaper.shape)
+        shapes = (self.forward.shaper.shape, self.backward.shaper.shape)
         return not self.was_reset and not self.gone and not any(s.blocked for s in shapes)
 
     @property
     def held_bytes(self) -> int:
-        return self.there.shaper.held_bytes + self.back.shaper.held_bytes
+        return self.forward.shaper.held_bytes + self.backward.shaper.held_bytes
 
     @property
     def resumes_at(self) -> float:
         """Return when TCP has retransmitted what a partition has lost; 0 if it has lost nothing."""
-        return max(self.there.shaper.resumes_at, self.back.shaper.resumes_at)
+        return max(self.forward.shaper.resumes_at, self.backward.shaper.resumes_at)
 
     def connected(self) -> None:
         """Use the far socket, which is connected now: send the bytes that waited for it."""
-        self.there.pump()
-        self.back.pump()
+        self.forward.pump()
+        self.backward.pump()
 
     def reset(self) -> None:
         """Reset both ends."""
         self.was_reset = True
-        for direction in (self.there, self.back):
+        for direction in (self.forward, self.backward):
             direction.stop()
         for end in (self.near, self.far):
             end.silenced = True
@@ -242,12 +242,12 @@ class Relay:
         self.gone = "source" if self.source in gone else "destination"
         end = self.near if self.gone == "source" else self.far
         end.silenced = True
-        for direction in (self.there, self.back):
+        for direction in (self.forward, self.backward):
             direction.stop()
         end.reset()
 
     def _on_end(self) -> None:
-        if self.there.ended is not None and self.back.ended is not None:
+        if self.forward.ended is not None and self.backward.ended is not None:
             self.near.close()
             self.far.close()
 
@@ -256,6 +256,6 @@ class Relay:
         if self.closed or not self.near.lost or not (self.far.lost or self.far.transport is None):
             return
         self.closed = True
-        self.there.stop()
-        self.back.stop()
+        self.forward.stop()
+        self.backward.stop()
         self._on_closed(self)

@@ -132,7 +132,9 @@ class Proxy:
             "rules": {rule_id: to_builtins(state.rule) for rule_id, state in self._rules.items()},
             "connections": len(self._relays),
             "held_bytes": sum(relay.held_bytes for relay in settled),
-            "shaped_connections": sum(1 for r in settled if not (r.there.shaper.idle and r.back.shaper.idle)),
+            "shaped_connections": sum(
+                1 for r in settled if not (r.forward.shaper.idle and r.backward.shaper.idle)
+            ),
             "sent_again_s": max([0.0, *(relay.resumes_at - now for relay in self._relays)]),
         }
 

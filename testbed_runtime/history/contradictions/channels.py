@@ -70,9 +70,9 @@ def _local(trial: CheckedTrial) -> Iterator[Damage]:
     for (task, _), event in trial.deployed.items():
         places.setdefault(task, set()).add(taskmanager_of(event))
     for row, r in trial.distinct("channels", "process", "peer", "local"):
-        there = places.get(r["peer"], set())
-        if there and (r["process"] not in there if r["local"] else there == {r["process"]}):
-            problem = f"is {r['local']} in {r['process']}, but {r['peer']} was deployed to {', '.join(sorted(there))} (task.state in events)"
+        owners = places.get(r["peer"], set())
+        if owners and (r["process"] not in owners if r["local"] else owners == {r["process"]}):
+            problem = f"is {r['local']} in {r['process']}, but {r['peer']} was deployed to {', '.join(sorted(owners))} (task.state in events)"
             yield Damage("channels", "local", row, problem)
 
 

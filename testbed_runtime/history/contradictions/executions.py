@@ -104,23 +104,23 @@ def _places(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a row that another TaskManager wrote than the one to which the attempt was deployed."""
     for name in ("tasks", "channels", "latency"):
         for row, r in trial.distinct(name, "task", "attempt", "process"):
-            if there := _elsewhere(trial, r["task"], r["attempt"], r["process"]):
-                yield Damage(name, "process", row, there)
+            if problem := _elsewhere(trial, r["task"], r["attempt"], r["process"]):
+                yield Damage(name, "process", row, problem)
     for row, event in trial.events(*(TASK_EVENTS - OF_THE_JOBMASTER)):
-        if there := _elsewhere(trial, *attempt_of(event), event["process"]):
-            problem = f"of {event['kind']} is {event['subject']}: process {there}"
+        if problem := _elsewhere(trial, *attempt_of(event), event["process"]):
+            problem = f"of {event['kind']} is {event['subject']}: process {problem}"
             yield Damage("events", "subject", row, problem)
     for row, r in trial.distinct("waits", "who", "attempt", "process"):
-        if there := _elsewhere(trial, r["who"], r["attempt"], r["process"]):
-            yield Damage("waits", "who", row, f"is {r['who']}: process {there}")
+        if problem := _elsewhere(trial, r["who"], r["attempt"], r["process"]):
+            yield Damage("waits", "who", row, f"is {r['who']}: process {problem}")
 
 
 def _elsewhere(trial: CheckedTrial, task: str, attempt: int, process: str) -> str:
     event = trial.deployed.get((task, attempt))
-    there = event["data"].get("taskmanager") if event is not None else ""
-    if not there or there == process:
+    owner = event["data"].get("taskmanager") if event is not None else ""
+    if not owner or owner == process:
         return ""
-    return f"is {process}, but attempt {attempt} of {task} was deployed to {there} (task.state in events)"
+    return f"is {process}, but attempt {attempt} of {task} was deployed to {owner} (task.state in events)"
 
 
 def _sampled(trial: CheckedTrial) -> Iterator[Damage]:

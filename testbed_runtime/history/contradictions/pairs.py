@@ -230,8 +230,8 @@ def _deployments(trial: CheckedTrial) -> Iterator[Damage]:
     registered = {e["subject"] for _, e in trial.events("taskmanager.registered")}
     waited = {(r["what"], r["attempt"]) for _, r in trial.waits("deployment")}
     for (task, attempt), event in sorted(trial.deployed.items()):
-        if (there := taskmanager_of(event)) not in registered:
-            problem = f"has no taskmanager.registered of {there}, to which {task} was deployed (task.state)"
+        if (owner := taskmanager_of(event)) not in registered:
+            problem = f"has no taskmanager.registered of {owner}, to which {task} was deployed (task.state)"
             yield no_row("events", problem)
         if (task, attempt) not in waited | unsubmitted:
             yield no_row("waits", f"has no deployment of attempt {attempt} of {task} (task.state in events)")
