@@ -225,7 +225,8 @@ def restricted_pod(metadata: Manifest, settings: Settings, **spec: Any) -> dict[
         "securityContext": POD_SECURITY,
         "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
     }
-    annotations = {**metadata.get("annotations", {}), naming.ANNOTATION_IMAGE: spec["containers"][0]["image"]}
+    images = f"{spec['containers'][0]['image']} {settings.agent_image}"
+    annotations = {**metadata.get("annotations", {}), naming.ANNOTATION_IMAGES: images}
     pod = manifest("Pod", {**metadata, "annotations": annotations}, spec={**everywhere, **spec})
     return podsettings.applied(pod, settings.pods)
 

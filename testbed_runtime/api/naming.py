@@ -38,8 +38,9 @@ ANNOTATION_REQUEST = f"{GROUP}/request"
 ANNOTATION_TRIAL = f"{GROUP}/trial"
 ANNOTATION_SECRET_UID = f"{GROUP}/secret-uid"
 """On a pod of a Testbed: the Secret that it got its token from."""
-ANNOTATION_IMAGE = f"{GROUP}/image"
-"""On every pod: the image that the operator asked for. A webhook of the cluster may change the one in the container."""
+ANNOTATION_IMAGES = f"{GROUP}/images"
+"""On every pod: the image that the operator asked for, and that of the packet agents of its version. A webhook of the cluster may change the
+one in the container."""
 
 JOBMANAGER_PORT = 6123
 TASKMANAGER_PORT = 6122

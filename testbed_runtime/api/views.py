@@ -219,12 +219,19 @@ class Pod(Resource, frozen=True):
     phase = At("status", "phase", default="Pending")
     address = At("status", "podIP", default="")
     """Empty until it has one."""
-    image = At("metadata", "annotations", naming.ANNOTATION_IMAGE, default="")
-    """The image that the operator asked for; empty for pods of earlier versions."""
     incarnation = At("metadata", "labels", naming.LABEL_INCARNATION, default=1)
     config = At("metadata", "labels", naming.LABEL_CONFIG, default="")
     secret_uid = At("metadata", "annotations", naming.ANNOTATION_SECRET_UID, default="")
     """The uid of the Secret that the pod got its token from."""
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The image that the operator asked for, and that of the packet agents; empty for pods of earlier versions."""
+        return tuple(str(self.annotations.get(naming.ANNOTATION_IMAGES, "")).split())
+
+    @property
+    def image(self) -> str:
+        return self.images[0] if self.images else ""
 
     @property
     def ended(self) -> bool:

@@ -41,7 +41,7 @@ def a_pod(
         "uid": f"{name}-uid",
         "creationTimestamp": rfc3339(NOW),
         "resourceVersion": "7",
-        "annotations": {naming.ANNOTATION_IMAGE: SETTINGS.spark_image},
+        "annotations": {naming.ANNOTATION_IMAGES: SETTINGS.spark_image},
     }
     return Pod({
         "kind": "Pod", "metadata": {**given, "ownerReferences": [{"uid": owner}], **metadata},

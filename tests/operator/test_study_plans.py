@@ -27,7 +27,7 @@ ACCOUNTS = frozenset({("ServiceAccount", naming.STUDY_ACCOUNT), ("RoleBinding", 
 
 
 def a_pod(phase: str = "Running", **metadata: Any) -> Pod:
-    image = {naming.ANNOTATION_IMAGE: SETTINGS.image}
+    image = {naming.ANNOTATION_IMAGES: SETTINGS.image}
     given = {"name": "knobs-study", "namespace": "lab", "uid": "p", "annotations": image}
     return Pod({"metadata": {**given, **metadata}, "spec": {}, "status": {"phase": phase}})
 

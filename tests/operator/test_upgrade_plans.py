@@ -27,7 +27,7 @@ UPGRADED = replace(
 )
 
 
-@pytest.mark.parametrize("annotations", [{}, {naming.ANNOTATION_IMAGE: "headgate-spark:0.0.9"}])
+@pytest.mark.parametrize("annotations", [{}, {naming.ANNOTATION_IMAGES: "headgate-spark:0.0.9"}])
 def test_a_spark_from_before_an_upgrade_is_replaced_between_two_runs(annotations: Obj) -> None:
     """It would call the record of a newer version damaged, as a newer one that of the run which began before the upgrade."""
     spark = runs.a_pod(SPARK, annotations=annotations)
@@ -65,7 +65,9 @@ def test_the_pod_of_a_study_is_replaced_because_it_reads_the_reports_of_newer_ru
     pod = studies.a_pod()
     found = Pod({**pod.raw, "spec": {"serviceAccountName": naming.STUDY_ACCOUNT}})
     assert studies.look(pod=found).actions == ()
-    assert studies.look(pod=found, settings=UPGRADED).actions == (Delete("Pod", "lab", "knobs-study", "p"),)
+    replaced = studies.look(pod=found, settings=UPGRADED)
+    assert replaced.actions[0] == Delete("Pod", "lab", "knobs-study", "p")
+    assert events(replaced)[0][:2] == ("Normal", "Replacing")
 
 
 def images(plan: Plan) -> dict[str, str]:
@@ -76,7 +78,7 @@ def images(plan: Plan) -> dict[str, str]:
 
 def runner(image: str) -> Pod:
     return Pod(
-        {"metadata": {"annotations": {naming.ANNOTATION_IMAGE: image}}, "status": {"phase": "Running"}}
+        {"metadata": {"annotations": {naming.ANNOTATION_IMAGES: image}}, "status": {"phase": "Running"}}
     )
 
 
@@ -112,7 +114,7 @@ def test_a_changed_configuration_replaces_pods_of_an_earlier_version_at_once() -
             **(new := a_pod(raw, "tm-2").raw),
             "metadata": {
                 **new["metadata"],
-                "annotations": {**new["metadata"]["annotations"], naming.ANNOTATION_IMAGE: "headgate:next"},
+                "annotations": {**new["metadata"]["annotations"], naming.ANNOTATION_IMAGES: "headgate:next"},
             },
         }
     )

@@ -40,9 +40,9 @@ class ScenarioRunHandler(Handler):
             return planner.Observed(run, namespace_ends=True)
         # read after the pods: once the runner is gone, no further testbed is created
         testbeds = () if recent else await _testbeds(context, run)
-        runner = pods.get(("Pod", naming.runner_name(key.name)))
-        warm = pods.get(("Pod", spark))
-        earlier = warm is not None and planner.is_earlier(Pod(warm.raw), run, runner, context.settings)
+        found = {name: Pod(pod.raw) for (_, name), pod in pods.items()}
+        runner, warm = found.get(naming.runner_name(key.name)), found.get(spark)
+        earlier = warm is not None and planner.is_earlier(warm, run, runner, context.settings)
         unfinished, last_end = await _batch(context, run, waits=earlier) if warm else (0, 0.0)
         # a runner reports before it ends, but the event of its pod may arrive before that of the report
         runs = recent and runner is not None and _is_settled(runner, run)
@@ -52,7 +52,7 @@ class ScenarioRunHandler(Handler):
         taken = _taken(run, {**pods, **own, **status_map})
         return planner.Observed(
             run,
-            pods={name: Pod(pod.raw) for (kind, name), pod in pods.items() if (kind, name) not in taken},
+            pods={name: pod for name, pod in found.items() if ("Pod", name) not in taken},
             shared=shared,
             present=frozenset(own),
             taken=tuple(sorted(f"{kind} {name}" for kind, name in taken)),

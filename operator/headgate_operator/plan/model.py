@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headgate_operator.plan.conditions import tail
 from headgate_operator.settings import Settings
@@ -163,6 +164,12 @@ def has_old_settings(pod: Pod, settings: Settings) -> bool:
     """Return whether the pod has no image or no node, and was created before this operator started. An upgrade of the installation may have
     corrected the image, the pull secrets or the tolerations, which a pod keeps."""
     return (pod.unschedulable or pod.without_image) and pod.created < settings.since
+
+
+def with_images_of(peers: Iterable[Pod], settings: Settings) -> Settings:
+    """Return the settings with the images that the operator asked for when it created these pods. The first pod that has one counts."""
+    images = next((pod.images for pod in peers if pod.images and not pod.without_image), None)
+    return settings if images is None else replace(settings, image=images[0], agent_image=images[-1])
 
 
 def pod_loss_reason(pod: Pod | None, starts: int, what: str) -> str:

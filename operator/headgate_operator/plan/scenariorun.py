@@ -32,6 +32,7 @@ from headgate_operator.plan.model import (
     pod_loss_reason,
     problem_of,
     release,
+    with_images_of,
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
@@ -48,6 +49,8 @@ HEAL_LIMIT_S = 60.0
 """How long a deletion waits for testbeds to be gone, and a heal for the runner. The agents hold the deadlines of their faults."""
 RUNNER_END_S = 60.0
 """How long a runner may take to exit after it has written its verdict."""
+LOOK_LATER_S = 30.0
+"""Interval at which a run behind an upgrade looks for earlier runs: it lists all runs of its namespace."""
 LOOK_AGAIN_S = 5.0
 """Interval between reconciles while the run is active. Changes of objects with its label arrive sooner, by watch."""
 LOOK_SOON_S = 1.0
@@ -170,7 +173,8 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         return Plan((*finalizer, *_first_events(findings)), status, 0.0)
     if spark is not None and earlier:
         replaced = [delete("Pod", spark)] if not (observed.unfinished or spark.terminating) else []
-        return Plan((*_first_events(findings), *replaced), status, LOOK_AGAIN_S)
+        wait_s = LOOK_LATER_S if observed.unfinished else LOOK_AGAIN_S
+        return Plan((*_first_events(findings), *replaced), status, wait_s)
     actions: list[Action] = [
         *_first_events(findings),
         *runstatus.events(run.status, status),
@@ -185,11 +189,14 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     return Plan(tuple(actions), status, LOOK_SOON_S if run.heal_requested else LOOK_AGAIN_S)
 
 
-def is_earlier(spark: Pod, run: Run, runner: Resource | None, settings: Settings) -> bool:
+def is_earlier(spark: Pod, run: Run, runner: Pod | None, settings: Settings) -> bool:
     """Return whether Spark is of the version before an upgrade of the installation, and the run will be of the new one. It would call the
     record of a newer version damaged, and a newer Spark that of the runs which have begun, so it is replaced between them."""
-    begun = run.finished or run.status.runner_starts or runner is not None
-    return not begun and spark.image != settings.spark_image
+    return not has_begun(run, runner) and spark.image != settings.spark_image
+
+
+def has_begun(run: Run, runner: Pod | None) -> bool:
+    return bool(run.finished or run.status.runner_starts) or (runner is not None and runner.containers_run)
 
 
 def _mirrored_end(
@@ -247,7 +254,8 @@ def _own_objects(observed: Observed, settings: Settings) -> list[Action]:
         found.append(Create(objects_runs.recorder_service(run)))
     if settings.recorder_storage and ("PersistentVolumeClaim", recorder) not in observed.present:
         found.append(Create(objects_runs.recorder_claim(run, settings)))
-    made = _ensure_pod(observed, recorder, objects_runs.recorder_pod(run, settings), settings)
+    manifest = objects_runs.recorder_pod(run, _as_its_peer(observed, observed.runner, settings))
+    made = _ensure_pod(observed, recorder, manifest, settings)
     return [*found, *made, *_recorder_events(observed, made, settings)]
 
 
@@ -263,7 +271,8 @@ def _recorder_events(observed: Observed, made: Sequence[Action], settings: Setti
 
 def _runner(observed: Observed, settings: Settings) -> list[Action]:
     name = naming.runner_name(observed.run.name)
-    found = _ensure_pod(observed, name, objects_runs.runner_pod(observed.run, settings), settings)
+    manifest = objects_runs.runner_pod(observed.run, _as_its_peer(observed, observed.recorder, settings))
+    found = _ensure_pod(observed, name, manifest, settings)
     created = any(isinstance(action, Create) for action in found)
     starts = observed.status.runner_starts
     if created and starts:
@@ -274,12 +283,20 @@ def _runner(observed: Observed, settings: Settings) -> list[Action]:
     return found
 
 
+def _as_its_peer(observed: Observed, peer: Pod | None, settings: Settings) -> Settings:
+    """Return the settings with the image of the run's other pod: the run keeps its version across an upgrade of the installation."""
+    begun = has_begun(observed.run, observed.runner)
+    return with_images_of([peer], settings) if begun and peer is not None else settings
+
+
 def _ensure_pod(observed: Observed, name: str, manifest: Manifest, settings: Settings) -> list[Action]:
-    """Create a pod that does not exist. Delete a pod that ended on its own or has old settings, so that the next pass recreates it."""
+    """Create a pod that does not exist. Delete a pod that ended on its own, has old settings, or is of the version before an upgrade although
+    the run has not begun, so that the next pass recreates it."""
     pod = observed.pods.get(name)
     if pod is None:
         return [Create(manifest)]
-    useless = pod.ended or has_old_settings(pod, settings)
+    old = pod.image != settings.image and not has_begun(observed.run, observed.runner)
+    useless = old or pod.ended or has_old_settings(pod, settings)
     return [delete("Pod", pod)] if useless and not pod.terminating else []
 
 

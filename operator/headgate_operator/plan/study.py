@@ -79,6 +79,9 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     accounts = objects_runs.missing_accounts(study, observed.shared, settings)
     actions = [*map(Create, accounts), *_pod(observed, settings)]
     status = _in_progress(observed, report, report.phase or "Starting", now, queued=queued)
+    pod = observed.pod
+    if pod is not None and pod.image != settings.image and pod.uid == status.pod_uid:  # it will not be lost
+        status = replace(status, pod_starts=status.pod_starts - 1, pod_uid="")
     return Plan(tuple(actions), status, LOOK_S)
 
 
@@ -99,13 +102,14 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
             else Emit("Normal", "Started", f"creating pod {name}")
         )
         return [Create(objects_runs.study_pod(observed.study, settings)), event]
+    if pod.terminating:
+        return []
+    if pod.image != settings.image:
+        text = f"replacing {pod.name}: it may not understand the reports of runs after the upgrade of the installation"
+        return [delete("Pod", pod), Emit("Normal", "Replacing", text)]
     account = pod.spec.get("serviceAccountName", naming.STUDY_ACCOUNT)
-    # after an upgrade of the installation, it may not understand the reports of newer runs
-    old = pod.image != settings.image or account != naming.STUDY_ACCOUNT or has_old_settings(pod, settings)
-    useless = pod.ended or old
-    if useless and not pod.terminating:
-        return [delete("Pod", pod)]
-    return []
+    useless = pod.ended or account != naming.STUDY_ACCOUNT or has_old_settings(pod, settings)
+    return [delete("Pod", pod)] if useless else []
 
 
 # ---- status

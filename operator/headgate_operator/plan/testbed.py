@@ -15,7 +15,16 @@ from msgspec.structs import replace
 
 from headgate_operator import objects
 from headgate_operator.plan import testbed_status
-from headgate_operator.plan.model import Action, Apply, Create, Emit, Plan, delete, has_old_settings
+from headgate_operator.plan.model import (
+    Action,
+    Apply,
+    Create,
+    Emit,
+    Plan,
+    delete,
+    has_old_settings,
+    with_images_of,
+)
 from headgate_operator.plan.testbed_status import State, Steps, ordinal
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
@@ -153,10 +162,9 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
     }
     live = [p for p in rolling_order(desired) if p in pods and pods[p].alive]
     changed = [p for p in live if pods[p].config != objects.pod_hash(testbed.raw, p)]
-    together = [p for p in live if pods[p].secret_uid != observed.secret_uids(p)]
-    if changed and any(pods[p].image != settings.image for p in live):
-        old = [p for p in live if p in changed or pods[p].image != settings.image]
-        together += [p for p in old if p not in objects.FIXED and p not in together]
+    stuck = [p for p in live if _is_stuck(observed, pods[p], settings)]
+    old = [p for p in live if p not in objects.FIXED and pods[p].image != settings.image]
+    ends_old = changed or any(pods[p].without_image for p in stuck)
     return State(
         desired,
         pods,
@@ -164,8 +172,9 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
         _incarnations(status, pods),
         members,
         lost,
-        tuple(p for p in live if p in changed or _is_stuck(observed, pods[p], settings)),
-        tuple(together),
+        tuple(p for p in live if p in changed or p in stuck),
+        tuple(p for p in live if pods[p].secret_uid != observed.secret_uids(p)),
+        tuple(p for p in live if p in changed or p in old) if old and ends_old else (),
     )
 
 
@@ -210,7 +219,7 @@ def decide(state: State, testbed: Testbed, now: float) -> Steps:
             dead.append(process)
     waits = [since + delay - now for p, since in state.lost.items() if delay is not None and p not in due]
     blocked = any(p in state.taken for p in state.desired)
-    rolled = state.together or _roll(state, quiet=not (make or dead or remove))
+    rolled = state.at_once or _roll(state, quiet=not (make or dead or remove))
     pods_to_replace = tuple(dict.fromkeys((*dead, *rolled)))
     pause = min([*waits, *([SOON_S] if blocked else [])], default=None)
     return Steps(tuple(make), tuple(remove), pods_to_replace, pause)
@@ -245,12 +254,11 @@ def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings
 
 
 def _as_its_peers(observed: TestbedObserved, state: State, steps: Steps, settings: Settings) -> Settings:
-    """Return the settings with the image of the run's runner, or of the pods that stay. After an upgrade of the installation, these may not
+    """Return the settings with the images of the pods that stay, or of the run's runner. After an upgrade of the installation, these may not
     understand a pod of the new version."""
     stay = [p for p in state.desired if p not in objects.FIXED and p not in steps.replace and state.alive(p)]
-    peers = [*([observed.runner] if observed.runner else []), *(state.pods[p] for p in stay)]
-    images = [pod.image for pod in peers if pod.containers_run and pod.image]
-    return replace(settings, image=images[0]) if images else settings
+    peers = [*(state.pods[p] for p in stay), *([observed.runner] if observed.runner else [])]
+    return with_images_of(peers, settings)
 
 
 def _next(steps: Steps, state: State, testbed: Testbed, job: Mapping[str, Any] | None) -> float:

@@ -48,9 +48,15 @@ class State(Struct, frozen=True):
     """Wanted TaskManagers without a live pod, and since when."""
     stale: tuple[str, ...]
     """Live pods with an old configuration or, if they cannot start, with old settings; TaskManagers from the highest ordinal, then the JobManager."""
-    together: tuple[str, ...]
-    """Live pods that are replaced at once. Those with a token or a certificate that is no longer valid reject every request, or every
-    connection for data. Those of an earlier version of Headgate, whose configuration changes, may not understand the new ones."""
+    old_token: tuple[str, ...]
+    """Live pods whose token or certificate is no longer valid: they reject every request, or every connection for data. All are replaced at
+    once."""
+    old_version: tuple[str, ...]
+    """Live pods of an earlier version of Headgate, if one of them is replaced: they may not understand the new ones. All are replaced at once."""
+
+    @property
+    def at_once(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.old_token, *self.old_version)))
 
     def alive(self, process: str) -> bool:
         return process in self.pods and self.pods[process].alive
@@ -188,11 +194,11 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _is_replacing(state: State, steps: Steps) -> bool:
-    return bool(steps.replace or state.stale or state.together)
+    return bool(steps.replace or state.stale or state.at_once)
 
 
 def _to_replace(state: State) -> str:
-    pending = ", ".join(dict.fromkeys((*state.stale, *state.together)))
+    pending = ", ".join(dict.fromkeys((*state.stale, *state.at_once)))
     return f"still to be replaced: {pending}".rstrip(": ")
 
 
@@ -283,6 +289,8 @@ def _pod_events(testbed: Testbed, state: State, steps: Steps) -> list[Emit]:
 def _why_replaced(testbed: Testbed, state: State, process: str) -> str:
     if state.pods[process].config != objects.pod_hash(testbed.raw, process):
         return f" for generation {testbed.generation}"
-    if process in state.together:
-        return ": its token, its certificate or its version is no longer that of the other pods"
+    if process in state.old_token:
+        return ": its token or certificate is no longer valid"
+    if process in state.old_version:
+        return ": it is of an earlier version than the pods that are created now"
     return ": it could not start, and the settings of the installation may have changed"

@@ -42,12 +42,14 @@ class ProcessTable(Protocol):
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's state letter (`R`, `S`, `T`, `Z`, …); empty when the process does not exist."""
+    """Return the kernel's state letter (`R`, `S`, `T`, `Z`, …); empty when the process does not exist. A process whose first thread has ended
+    keeps its sockets open until the last one has: it is exiting, `X`."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[0]
+    state, *fields = stat.rpartition(")")[2].split()
+    return "X" if state == "Z" and int(fields[16]) > 1 else state
 
 
 class ProcessBackend:
