@@ -37,6 +37,7 @@ from testbed_runtime.runner.progress import Silent
 from testbed_runtime.tuning import grid, score
 from testbed_runtime.tuning.score import Line, Outcome
 
+KILLED = "a process of the simulations was killed, perhaps because memory ran out: free some; `headgate tune --jobs 1` needs least"
 CHILD_ENDS_S = 2.0
 """How long a simulation may take to end after SIGTERM. Waiting for it ensures that it writes nothing after its files were deleted."""
 
@@ -231,8 +232,7 @@ def _completed(pool: ProcessPoolExecutor, tasks: Iterable[Task]) -> Iterator[Don
         try:
             yield future.result()
         except BrokenProcessPool:
-            text = "the simulation was killed, perhaps out of memory; use fewer --jobs"
-            yield Done(numbers[future], {"verdict": "Error", "summary": text}, {})
+            yield Done(numbers[future], {"verdict": "Error", "summary": KILLED}, {})
 
 
 def simulate_one(task: Task) -> Done:

@@ -283,7 +283,7 @@ def test_the_supervisor_is_there_soon():
 
 
 async def test_a_process_is_gone_when_its_last_thread_has_ended():
-    """Its sockets stay open until then, so nobody notices the loss. After a kill on a busy machine this took three seconds."""
+    """Its sockets stay open until then, so its peers do not notice the loss. After a kill on a busy machine this took three seconds."""
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); ctypes.CDLL(None).pthread_exit(None)"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:

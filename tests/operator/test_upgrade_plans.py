@@ -4,6 +4,8 @@ Pods of two versions may not understand each other, and one version may call the
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -122,3 +124,67 @@ def test_a_changed_configuration_replaces_pods_of_an_earlier_version_at_once() -
     assert deleted(found) == ["tm-1-1", "tm-0-1", "jobmanager-1"]
     assert events(found)[0] == ("Normal", "Replacing", "replacing tm-1 for generation 3")
     assert len(deleted(look(raw, (*there, a_pod(raw, "tm-2"))))) == 1
+
+
+def upgraded(raw: Obj, process: str, **changed: Any) -> Pod:
+    """A pod of the version after the upgrade."""
+    pod = a_pod(raw, process, **changed)
+    images = {**pod.annotations, naming.ANNOTATION_IMAGES: f"{UPGRADED.image} {UPGRADED.agent_image}"}
+    return Pod({**pod.raw, "metadata": {**pod.raw["metadata"], "annotations": images}})
+
+
+def test_a_testbed_whose_store_alone_is_of_an_earlier_version_changes_pod_by_pod() -> None:
+    """The store stays across every change, so its version says nothing about the others."""
+    raw = settled()
+    there = tuple(
+        upgraded(raw, p, labels={**a_pod(raw, p).labels, naming.LABEL_CONFIG: "old"})
+        for p in ("jobmanager", "tm-0", "tm-1", "tm-2")
+    )
+    assert len(deleted(look(raw, (*there, a_pod(raw, "store")), settings=UPGRADED))) == 1
+
+
+def test_a_corrected_image_replaces_all_pods_although_some_could_pull_the_earlier_one() -> None:
+    """A replaced pod would get the image of the others otherwise, which its node cannot pull."""
+    raw = settled()
+    waiting = [{"name": "taskmanager", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]
+    stuck = a_pod(raw, "tm-2", phase="Pending", ready=False, status={"containerStatuses": waiting})
+    found = look(raw, (*pods(raw, without=("tm-2",)), stuck), settings=replace(UPGRADED, since=NOW + 1))
+    assert deleted(found) == ["tm-2-1", "tm-1-1", "tm-0-1", "jobmanager-1"]
+    assert "earlier version" in " ".join(text for *_, text in events(found))
+
+
+def test_a_replaced_pod_has_the_packet_agent_of_its_peers() -> None:
+    """Its runner may command an agent of another version otherwise."""
+    raw = settled(pods={"packetFaults": True}, taskManagers={"replicas": 3, "replaceLost": "0 s"})
+    plan = look(raw, pods(raw, without=("tm-2",)), settings=UPGRADED)
+    [made] = [a.manifest for a in plan.actions if isinstance(a, Create)]
+    assert [c["image"] for c in made["spec"]["initContainers"]] == [SETTINGS.agent_image]
+
+
+def test_a_run_that_has_not_begun_gets_the_new_version_and_one_that_has_keeps_its_own() -> None:
+    """A runner that waits for a node is replaced with its recorder. A lost recorder has the image of its runner."""
+    image = {naming.ANNOTATION_IMAGES: SETTINGS.image}
+    recorder = runs.a_pod(runs.RECORDER, annotations=image)
+    pending = runs.a_pod(runs.RUNNER, "Pending", annotations=image)
+    none = runs.pods(spark=None, recorder=recorder, runner=pending)
+    gone = {
+        a.name for a in others(runs.look(runs.made(), pods=none, settings=UPGRADED)) if isinstance(a, Delete)
+    }
+    assert gone == {runs.RECORDER, runs.RUNNER}
+    begun = runs.pods(spark=None, recorder=None, runner=runs.a_pod(runs.RUNNER, annotations=image))
+    plan = runs.look(runs.made(KNOWN), pods=begun, settings=UPGRADED)
+    made = {
+        m["metadata"]["name"]: m
+        for a in others(plan)
+        if isinstance(a, Create) and (m := a.manifest)["kind"] == "Pod"
+    }
+    assert Pod(made[runs.RECORDER]).image == SETTINGS.image
+
+
+def test_an_upgrade_does_not_count_as_a_lost_pod_of_a_study() -> None:
+    """After six of them, the study would end."""
+    pod = studies.a_pod()
+    found = Pod({**pod.raw, "spec": {"serviceAccountName": naming.STUDY_ACCOUNT}})
+    first = studies.look(pod=found, settings=UPGRADED)
+    assert (first.status.pod_starts, first.status.pod_uid) == (0, "")
+    assert studies.look(pod=found).status.pod_starts == 1
