@@ -12,6 +12,7 @@ from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Executio
 from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.job.messages import SinkCommit
+from testbed_runtime.core.job.splits import split_records
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredTask
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, encode_snapshot
@@ -71,7 +72,8 @@ class CompletedCheckpoints:
 
     def finished(self, checkpoint: int, execution: Execution, vertex: JobVertex) -> StoredTask:
         """Return the state of a task that had finished before a checkpoint: the one that covers its end or, in a job without periodic
-        checkpoints, one with which it has nothing left to do (FullyFinishedOperatorState of FLIP-147)."""
+        checkpoints, one with which it has nothing left to do (FullyFinishedOperatorState of FLIP-147). A `socket` source still connects
+        again."""
         attempt, subtask = execution.attempt.attempt, execution.task[1]
         if self.latest is not None and not self.latest.parallelism:
             for task in self.latest.tasks:
@@ -79,7 +81,10 @@ class CompletedCheckpoints:
                     return replace(task, commits=())
         emitted = 0
         if (source := vertex.source) is not None:
-            emitted = source.limit if source.splits else max(0, source.share(subtask, vertex.parallelism))
+            if source.splits:
+                emitted = execution.splits * split_records(source.limit, source.splits)
+            else:
+                emitted = max(0, source.share(subtask, vertex.parallelism))
         snapshot = SubtaskSnapshot(
             checkpoint, vertex.name, subtask, vertex.parallelism, vertex.max_parallelism, emitted
         )
@@ -89,8 +94,9 @@ class CompletedCheckpoints:
 
     async def put(self, completed: CompletedCheckpoint) -> None:
         """Write it to the store. Raises OSError."""
-        while self._ended:
-            await self._store.put_state(*self._ended.popitem())
+        ended, self._ended = self._ended, {}
+        for key, data in ended.items():
+            await self._store.put_state(key, data)
         if self._flush_first:
             self._flush_first = False
             await self._services.history.flush()

@@ -163,6 +163,7 @@ class InputSplits:
         number = assigner.next_split(execution.task[1], message.index)
         source = self._graph.graph.vertex(execution.task[0]).source
         if number == NO_SPLIT or source is None:
+            execution.splits = message.index
             return InputSplit(NO_SPLIT)
         records = split_records(source.limit, source.splits)
         data = {"split": number, "records": records}

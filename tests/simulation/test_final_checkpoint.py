@@ -124,31 +124,33 @@ def test_a_stop_that_no_jobmanager_answers_is_asked_for_again():
     run_virtual(run()).assert_exact()
 
 
-@pytest.mark.parametrize("others", [False, True])
-def test_a_stop_after_the_end_of_a_source_covers_what_its_consumers_have_not_read(others: bool):
-    """In a job without checkpoints, a source finishes before its records are read. A TaskManager is killed after the final checkpoint:
-    the source must not emit its records again, and none may be missing."""
-    vertices = [
-        JobVertex("source", 2, 128, "a", source=SourceConfig(records_per_second=10_000, limit=200)),
+@pytest.mark.parametrize("splits", [0, 2, 8])
+def test_a_stop_after_the_end_of_a_source_covers_what_its_consumers_have_not_read(splits: int):
+    """In a job without checkpoints, a source finishes before its records are read. The TaskManager of the sink is killed while the final
+    checkpoint is written: after the restart the source must not emit its records again, and none may be missing."""
+    bounded = SourceConfig(records_per_second=10_000, limit=200, splits=splits)
+    vertices = (
+        JobVertex("source", 2, 128, "a", source=bounded),
         JobVertex("sink", 1, 128, "b", sink=SinkConfig(service_time_s=0.01)),
-    ]
-    edges = [JobEdge("source", "sink", "rebalance")]
-    if others:
-        vertices.append(JobVertex("unbounded", 1, 128, "c", source=SourceConfig(records_per_second=20)))
-        edges.append(JobEdge("unbounded", "sink", "rebalance"))
+        JobVertex("unbounded", 1, 128, "c", source=SourceConfig(records_per_second=20)),
+    )
+    edges = tuple(JobEdge(name, "sink", "rebalance") for name in ("source", "unbounded"))
 
     async def run() -> SmallWorld:
         async with small_world(
             taskmanagers=4, slots=1, configuration={"execution.checkpointing.interval": ""}
         ) as world:
-            await world.submit(JobGraph(JOB, tuple(vertices), tuple(edges)))
-            while (await world.client.status()).tasks.get("source-0") != "FINISHED":
+            await world.submit(JobGraph(JOB, vertices, edges))
+            while (status := await world.client.status()).tasks.get("source-0") != "FINISHED":
                 await asyncio.sleep(0.05)
             drain = asyncio.create_task(world.drain())
-            while not world.checkpoints("completed"):
-                await asyncio.sleep(0.005)
-            world.processes.kill((await world.client.status()).placement["sink-0"])
+            while not world.checkpoints("finalizing"):
+                await asyncio.sleep(STEP_S)
+            world.processes.kill(status.placement["sink-0"])
             await drain
         return world
 
-    run_virtual(run()).assert_exact()
+    world = run_virtual(run())
+    assert [e["kind"] for e in world.rows("events")].count("failover.started") == 1
+    assert next(row["checkpoint"] for row in world.rows("events") if row["kind"] == "task.restored") == 1
+    world.assert_exact()

@@ -68,6 +68,8 @@ class Execution:
     attempt: ExecutionAttemptID
     state: ExecutionState = ExecutionState.CREATED
     slot: HeldSlot | None = None
+    splits: int = 0
+    """How many input splits it has read, once it was told that there are no more."""
 
     @property
     def taskmanager(self) -> TaskManagerID | None:
