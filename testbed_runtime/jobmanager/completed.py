@@ -55,7 +55,8 @@ class CompletedCheckpoints:
             for checkpoint in self.latest.retained:
                 with suppress(KeyError):  # it was deleted since
                     self._retained.insert(-1, await self._store.checkpoint(self.job, checkpoint))
-        await self._record_again()
+        await self.record_again()
+        await self.mark_recorded()
 
     @property
     def restore(self) -> Restore:
@@ -107,9 +108,9 @@ class CompletedCheckpoints:
         self.latest = completed
         self._record_commits(completed)
         self._unrecorded[completed.checkpoint] = None
-        self._services.tasks.spawn(self._mark_recorded(), f"record-{completed.checkpoint}")
+        self._services.tasks.spawn(self.mark_recorded(), f"record-{completed.checkpoint}")
 
-    async def _record_again(self) -> None:
+    async def record_again(self) -> None:
         """Commit again what the previous leader may not have recorded. Readers ignore a commit that two processes made. Rows that an
         earlier leader session of this process appended are not lost."""
         for checkpoint in list(self._unrecorded):
@@ -117,7 +118,6 @@ class CompletedCheckpoints:
                 del self._unrecorded[checkpoint]
             elif (self.job, checkpoint) not in self._services.committed:
                 self._record_commits(await self._store.checkpoint(self.job, checkpoint))
-        await self._mark_recorded()
 
     def _record_commits(self, completed: CompletedCheckpoint) -> None:
         committed = self._services.committed
@@ -129,7 +129,7 @@ class CompletedCheckpoints:
                 subject = name_of((task.vertex, task.subtask))
                 record_delivery(self._services, subject, task.attempt, completed.checkpoint, part)
 
-    async def _mark_recorded(self) -> None:
+    async def mark_recorded(self) -> None:
         """Mark the appended commits as recorded, once the recorder has acknowledged them."""
         appended = list(self._unrecorded)
         if not await self._services.history.flush():

@@ -32,6 +32,7 @@ from testbed_runtime.jobmanager.jobstore import (
 )
 from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.jobmanager.state import JobState
 from testbed_runtime.ports.rpc import Handler
 
 MAX_SUBTASKS = 10_000
@@ -56,9 +57,10 @@ class FormerSession(Struct, frozen=True):
         mine = self.status
         if mine is None or self.job != stored.job:
             return status
+        if mine.state in TERMINAL_JOB_STATES:
+            return mine
         return replace(
             status,
-            state=mine.state if mine.state in TERMINAL_JOB_STATES else status.state,
             attempt=max(status.attempt, mine.attempt),
             restarts=max(status.restarts, mine.restarts),
             failovers=max(status.failovers, mine.failovers),
@@ -102,17 +104,23 @@ class Dispatcher:
             return
         stored = jobs[-1]
         try:
-            status = await self._store.status(stored.job)
+            before = await self._store.status(stored.job)
         except KeyError:
-            status = StoredStatus(state="CREATED", epoch=0, attempt=-1, restarts=0)
-        status = former.known(stored, status)
+            before = StoredStatus(state="CREATED", epoch=0, attempt=-1, restarts=0)
+        status = former.known(stored, before)
         recovery = await self._recovery(stored.configuration)
         if recovery is not None:  # the killed JobManager may not have recorded it
             self._record_restored(recovery, stored.job)
         latest = await self._store.latest(stored.job)
         if status.state in TERMINAL_JOB_STATES:
-            await CompletedCheckpoints(self._services, stored.job, self._store, latest).recover()
+            completed = CompletedCheckpoints(self._services, stored.job, self._store, latest)
+            await completed.record_again()
+            self._services.tasks.spawn(completed.mark_recorded(), f"record-{stored.job[:8]}")
             self._ended = stored, status
+            if status != before:
+                state = JobState(self._services, self._store, stored.job, lambda: status)
+                state.name = status.state
+                state.save()
         else:
             await self._run(stored, status, latest, former.why)
 
@@ -230,9 +238,10 @@ class Dispatcher:
         """Cancel a job. One that has ended otherwise cannot be cancelled any more (Dispatcher.cancelJob)."""
         state = self.status(message.job).state
         if state in TERMINAL_JOB_STATES - {"CANCELED"}:
+            job = self._ended[0].job if self._ended is not None else self._find(message.job).job
             raise FlinkError(
                 "FlinkJobTerminatedWithoutCancellationException",
-                f"Flink job ({message.job}) was not canceled, but instead {state}.",
+                f"Flink job ({job}) was not canceled, but instead {state}.",
             )
         if self._ended is None:
             self._find(message.job).cancel()

@@ -3,6 +3,7 @@ recovers it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -18,6 +19,8 @@ from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 
 _S = ExecutionState
+RETRY_S = 5.0
+"""After a refused write of a job's result."""
 
 
 class Cause(Struct, frozen=True):
@@ -136,4 +139,7 @@ class JobState:
                 await self.save_now()
             except OSError as error:
                 self._services.event("note", self._job, text=f"The job's status cannot be stored: {error}")
+                if self.terminal:  # no later change writes it
+                    self._wanted = True
+                    await asyncio.sleep(RETRY_S)
         self._writing = False

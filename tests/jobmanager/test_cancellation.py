@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.job.messages import CancelJob, StopWithDrain
-from testbed_runtime.jobmanager.state import Cause
+from testbed_runtime.jobmanager.state import RETRY_S, Cause
 from testbed_runtime.ports.rpc import RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.store.blobstore import MemoryBlobStore
 from tests.jobmanager.harness import COMMIT, Cluster, data_of, running_job, virtually
+from tests.jobmanager.test_jobmaster import FailingStore
 
 
 @virtually
@@ -59,7 +61,9 @@ async def test_J_135_a_job_that_has_ended_otherwise_cannot_be_cancelled():
     async with running_job(4, commit=COMMIT) as cluster:
         await cluster.dispatch(StopWithDrain(""))
         await cluster.until_state("FINISHED")
-        with pytest.raises(RemoteFailure, match="was not canceled, but instead FINISHED") as refused:
+        job = cluster.manager.dispatcher.jobmaster.job
+        refusal = rf"Flink job \({job}\) was not canceled, but instead FINISHED"
+        with pytest.raises(RemoteFailure, match=refusal) as refused:
             await cluster.dispatch(CancelJob(""))
         assert refused.value.class_name == "FlinkJobTerminatedWithoutCancellationException"
 
@@ -70,17 +74,33 @@ async def test_a_job_that_has_ended_keeps_its_result_when_the_jobmanager_restart
     async with running_job(4, {"restart-strategy.type": "none"}) as cluster:
         await cluster.running_on("sink-0").report(cluster.attempt_of("sink-0"), "FAILED", "Exception", "x")
         await cluster.until_state("FAILED")
-        before = await cluster.status()
+        before, job = await cluster.status(), cluster.manager.dispatcher.jobmaster.job
         await cluster.manager.close()
         await cluster.start_jobmanager()
         after = await cluster.status()
         assert (after.state, after.cause, after.restarts) == (before.state, before.cause, before.restarts)
         assert (await cluster.dispatch(StopWithDrain(""))).accepted
-        with pytest.raises(RemoteFailure, match="was not canceled, but instead FAILED"):
+        with pytest.raises(RemoteFailure, match=rf"Flink job \({job}\) was not canceled, but instead FAILED"):
             await cluster.dispatch(CancelJob(""))
         assert (await cluster.status()).state == "FAILED"
         await cluster.submit()
         assert (await cluster.status()).state != "FAILED"
+
+
+@virtually
+async def test_a_result_that_the_store_refuses_is_written_when_it_accepts_writes_again():
+    """No later change of the job would write it."""
+    blobs = FailingStore(MemoryBlobStore(), "/status")
+    async with running_job(4, blobs=blobs) as cluster:
+        blobs.failing = True
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        await asyncio.sleep(7)
+        blobs.failing = False
+        await asyncio.sleep(RETRY_S)
+        await cluster.manager.close()
+        await cluster.start_jobmanager()
+        assert (await cluster.status()).state == "CANCELED"
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.002])

@@ -90,7 +90,7 @@ async def test_commits_that_the_recorder_never_acknowledged_are_written_again_by
 
 @virtually
 async def test_the_commits_of_a_job_that_has_ended_are_written_again_too():
-    """The JobManager is killed after the end of the job, before the recorder has acknowledged them."""
+    """The JobManager is killed after the end of the job, before the recorder has acknowledged them. The next one does not wait for it."""
     async with Cluster(4, commit=COMMIT) as cluster:
         cluster.rows.flush = AwayRecorder(away=True).flush
         await cluster.submit()
@@ -101,6 +101,7 @@ async def test_the_commits_of_a_job_that_has_ended_are_written_again_too():
         before = committed(cluster.rows.table("delivery"))
         cluster.rows.rows.clear()
         await cluster.manager.close()
+        cluster.rows.flush = asyncio.Event().wait
         await cluster.start_jobmanager()
         assert (await cluster.status()).state == "FINISHED"
         assert committed(cluster.rows.table("delivery")) == before

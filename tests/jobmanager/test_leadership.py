@@ -12,6 +12,7 @@ import pytest
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.leaderelection import INFORMATION_KEY, LEASE_KEY, LeaderInformation, Lease
 from testbed_runtime.core.job.messages import RequestJobStatus
+from testbed_runtime.jobmanager.jobstore import JobStore
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from tests.jobmanager.harness import COMMIT, GRAPH, Cluster, data_of, virtually
@@ -192,6 +193,29 @@ async def attempts_are_numbered_on(losses: int) -> None:
         assert min(e.attempt.attempt for e in jobmaster.graph.executions) >= 2
         numbers = [row["subject"] for row in made.rows.events("failover.started")]
         assert len(set(numbers)) == len(numbers) == 2
+
+
+@virtually
+async def test_a_result_that_the_store_did_not_hear_of_is_kept_when_the_leadership_is_lost():
+    """The next session has it from the session before, with its cause, and writes it."""
+    made, store = cluster()
+    made.configuration["restart-strategy.type"] = "none"
+    async with made:
+        job = await made.submit()
+        await made.until_running()
+        store.refuses = lambda key: True
+        await made.running_on("sink-0").report(made.attempt_of("sink-0"), "FAILED", "Exception", "boom")
+        await made.until_state("FAILED")
+        before = await made.status()
+        await made.until(lambda: granted(made) == [True, False])
+        assert (await JobStore(store).status(job)).state == "RUNNING"
+        store.refuses = lambda key: False
+        await made.until(lambda: granted(made) == [True, False, True])
+        await asyncio.sleep(1)
+        after, stored = await made.status(), await JobStore(store).status(job)
+        assert (after.state, after.cause_class, after.cause) == ("FAILED", before.cause_class, before.cause)
+        assert (stored.state, stored.cause) == ("FAILED", before.cause)
+        assert "boom" in before.cause
 
 
 @virtually

@@ -69,7 +69,7 @@ class Execution:
     state: ExecutionState = ExecutionState.CREATED
     slot: HeldSlot | None = None
     splits: int = 0
-    """How many input splits it has read, once it was told that there are no more."""
+    """How many input splits it has read; set when there are no more."""
 
     @property
     def taskmanager(self) -> TaskManagerID | None:
