@@ -488,6 +488,9 @@ def test_a_task_that_reads_restored_input_has_no_sample_until_it_runs():
     sampled = [sample("b-0", 5.2, role="sink", records_in=5), *rows]
     assert found({11: [HEALTHY[11], begin, end], 21: sampled, 23: None}) == []
     assert found({11: [HEALTHY[11], begin], 21: sample("a-0")[1] | {"role": "source"}, 23: rows}) == []
+    failed = {21: sample("a-0")[1] | {"role": "source"}, 23: rows}
+    assert found(failed, ENTRY | {"flinkVersion": "1.12"}) == [], "it reports no INITIALIZING"
+    assert len(found(failed, ENTRY | {"flinkVersion": "1.13"})) == 1
     late = [*rows, ("channels", CHANNEL[1] | {"t": 6.3})]
     (missing,) = found(
         {

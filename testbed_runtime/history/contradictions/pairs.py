@@ -18,6 +18,7 @@ from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
 from testbed_runtime.core.values import NS
+from testbed_runtime.core.versions import TASKS_INITIALIZE, has
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import (
@@ -362,8 +363,11 @@ def _spent(trial: CheckedTrial) -> Iterator[Damage]:
 
 def _unsampled(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield an attempt that has no sample for a long time in which its process wrote rows about its channels or latencies. A task is
-    sampled while it runs; its channels are sampled also while it reads restored input before that."""
-    initialized = {attempt_of(event) for event in trial.changes("task.state", "INITIALIZING")}
+    sampled while it runs; its channels are sampled also while it reads restored input before that (INITIALIZING, which tasks of 1.12 do
+    not report)."""
+    reported = has(trial.options.flink_version, TASKS_INITIALIZE)
+    began = trial.changes("task.state", "INITIALIZING") if reported else trial.deployed.values()
+    initialized = {attempt_of(event) for event in began}
     running = {attempt_of(event): event["t_ns"] for event in trial.changes("task.state", "RUNNING")}
     interval_ns = int(sampling_of(len(trial.tasks)).sample_s * NS)
     late_ns, pause_ns = TOLERANCE_NS + interval_ns, TOLERANCE_NS + UNSAMPLED * interval_ns
