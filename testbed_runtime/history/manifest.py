@@ -6,6 +6,7 @@ The runner writes it (runner.manifest). Report, evaluation, checks and commands 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
 from testbed_runtime.core.job.keygroups import UPPER_BOUND_MAX_PARALLELISM
 from testbed_runtime.core.job.results import BLOCKING
@@ -122,6 +124,10 @@ def _damage(data: Mapping[str, Any]) -> str:
     for number, trial in enumerate(found.trials):
         if trial.variant not in found.expectations:
             return f"expectations has no list for {trial.variant!r:.60}, the variant of trials[{number}]"
+        try:
+            TopologicalSorter(grouped((edge.target, edge.source) for edge in trial.job.edges)).prepare()
+        except CycleError as error:
+            return f"trials[{number}].job.edges: there is a cycle {' → '.join(error.args[1])!r:.200}"
     return ""
 
 

@@ -402,6 +402,7 @@ DAMAGED = "the run's manifest is damaged; run the scenario again"
         ({"trials": [{**MANIFEST["trials"][0], "role": "other"}]}, "trials[0].role: Invalid enum value 'other'"),
         ({"trials": [{**MANIFEST["trials"][0], "job": {"vertices": [{"name": "a", "parallelism": 0}]}}]}, "trials[0].job.vertices[0].parallelism: Expected `int` >= 1"),
         ({"trials": [{**MANIFEST["trials"][0], "job": {"vertices": [{"name": "a", "parallelism": 32769}]}}]}, "trials[0].job.vertices[0].parallelism: Expected `int` <= 32768"),
+        ({"trials": [{**MANIFEST["trials"][0], "job": {"edges": [{"from": "a", "to": "b"}, {"from": "b", "to": "a"}]}}]}, "trials[0].job.edges: there is a cycle 'b → a → b'"),
         ({"run": None}, "run: Expected `str`, got `null`"),
         ({"looks": [1.5]}, "looks[0]: Expected `int`, got `float`"),
         ({}, ""),
