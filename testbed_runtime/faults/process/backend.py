@@ -42,14 +42,12 @@ class ProcessTable(Protocol):
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's state letter (`R`, `S`, `T`, `Z`, …); empty when the process does not exist. A process whose first thread has ended
-    keeps its sockets open until the last one has: it is exiting, `X`."""
+    """Return the kernel's state letter (`R`, `S`, `T`, `Z`, …); empty when the process does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    state, *fields = stat.rpartition(")")[2].split()
-    return "X" if state == "Z" and int(fields[16]) > 1 else state
+    return stat.rpartition(")")[2].split()[0]
 
 
 class ProcessBackend:
