@@ -21,7 +21,7 @@ CONNECT_LIMIT_S = 10.0
 STOP_LIMIT_S = 5.0
 """Limit for kopf's tasks to end after they were cancelled."""
 WATCHER, PAUSE = "watcher for ", "pause-waiter for "
-"""The names of kopf's tasks of a watch begin with these. The second one outlives its watch until the garbage collector finds that."""
+"""The names of kopf's tasks of a watch begin with these. The second outlives its watch until the garbage collector removes that."""
 BATCH_WINDOW_S = 0.02
 """kopf passes on only the last of several events of one object within this time. The queue needs no more."""
 
