@@ -37,7 +37,7 @@ from testbed_runtime.runner.progress import Silent
 from testbed_runtime.tuning import grid, score
 from testbed_runtime.tuning.score import Line, Outcome
 
-KILLED = "a process of the simulations was killed, perhaps because memory ran out: free some; `headgate tune --jobs 1` needs least"
+KILLED = "a simulation process was killed, perhaps because memory ran out: free some memory (`headgate tune --jobs 1` needs the least)"
 CHILD_ENDS_S = 2.0
 """How long a simulation may take to end after SIGTERM. Waiting for it ensures that it writes nothing after its files were deleted."""
 
