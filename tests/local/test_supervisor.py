@@ -15,6 +15,7 @@ import pytest
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.process.backend import process_state
 from testbed_runtime.local import registry
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
@@ -279,3 +280,17 @@ def test_the_supervisor_is_there_soon():
     )
     assert printed.strip() == "[]"
     assert seconds < 3 * processor_time("import aiohttp")[1]
+
+
+async def test_a_process_is_gone_when_its_last_thread_has_ended():
+    """Its sockets stay open until then, so its peers do not notice the loss. After a kill on a busy machine this took three seconds."""
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); ctypes.CDLL(None).pthread_exit(None)"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        await until(lambda: state_of(process.pid) == "Z")
+        assert process_state(process.pid) == "X"
+        process.kill()
+        await until(lambda: process_state(process.pid) == "Z")
+    finally:
+        process.kill()
+        process.wait()

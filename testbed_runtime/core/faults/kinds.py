@@ -403,7 +403,7 @@ _PROCESSES = (
         doc="SIGKILL; the TaskManager is replaced only by `replaceLost`.",
         backends=("supervisor",),
         asked="kill of {targets}",
-        measured="The process id is gone (or a zombie).",
+        measured="The process, with all of its threads, ended within 1 s.",
         residue=_NO_PROCESS_LEFT,
         limits="It kills the process, not the machine or the pod: the kernel closes its connections at once, so peers with open ones notice "
         "immediately.",
@@ -431,7 +431,7 @@ _PROCESSES = (
         doc="SIGKILL; the JobManager is restarted when the fault ends.",
         backends=("supervisor",),
         asked="kill of the JobManager, restarted after {duration}",
-        measured="The process id is gone (or a zombie).",
+        measured="The process, with all of its threads, ended within 1 s.",
         residue=f"{_NO_PROCESS_LEFT} A new one starts at the same address.",
         limits="There is no standby: the next incarnation recovers the job and the latest checkpoint from the store.",
         hides=Hides.PROCESS,
