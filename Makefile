@@ -29,18 +29,20 @@ setup: ## .venv with the locked packages, and Java 17 (installed as root on Debi
 demo: setup ## kill a TaskManager, and see in the report which timeout cost each second
 	@$(BIN)/headgate run scenarios/02-taskmanager-killed --variant downstream
 
+LINT = echo "== format and lint"; $(BIN)/ruff format --check -q .; $(BIN)/ruff check -q .; \
+	echo "== types"; $(BIN)/mypy --no-error-summary; echo "== layers"; $(BIN)/lint-imports | tail -n 3
 lint: setup ## format, lint, types, layers
-	@echo "== format and lint"; $(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
-	@echo "== types"; $(BIN)/mypy --no-error-summary
-	@echo "== layers"; $(BIN)/lint-imports | tail -n 3
+	@$(LINT)
 
 check: lint ## the quick part: lint and the tests without processes (4 to 5 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
-test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (10 to 20 minutes on two cores)
+test: setup ## everything that needs no Kubernetes: lint, quick tests, virtual time, real processes, real Spark, scenarios (10 to 20 minutes on two cores)
 	@$(BIN)/python -m tools.cluster packages; log=$$(mktemp); trap 'rm -f $$log; kill $$virtual 2>/dev/null || true' EXIT; \
 	$(IDLE) $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and virtual" --durations=10 >$$log 2>&1 & virtual=$$!; \
-	echo "== quick tests (scenarios in virtual time run beside these and the next, at the lowest priority; their output comes last)"; \
+	echo "== scenarios in virtual time run beside all that follows, at the lowest priority; their output comes last"; \
+	$(LINT); \
+	echo "== quick tests"; \
 	$(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual" --durations=10; \
 	echo "== real processes, real Spark and scenarios from YAML to verdict"; \
 	$(BIN)/python -m pytest -q $(FILES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10; \
