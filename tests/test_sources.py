@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import shlex
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from testbed_runtime.cli.commands import build
+from tools import docs_conformance, docs_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def tool(name: str):
-    """A module of tools/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-tool("docs_texts")  # which the others import
-ROWS = [row for part in tool("docs_sources").load().values() for row in part]
-CONFORMANCE = tool("docs_conformance")
+ROWS = [row for part in docs_sources.load().values() for row in part]
 EXPECTED = {
     "A": [*map(str, range(1, 11))],
     "B": [*map(str, range(1, 8)), "7a", *map(str, range(8, 13))],
@@ -105,10 +93,13 @@ def test_a_row_claims_exactly_what_a_command_shows(row):
 def test_every_declared_case_of_flinks_unit_tests_is_repeated_by_a_test():
     """A test names the cases in its name or docstring."""
     cases = {
-        case for methods in CONFORMANCE.declared().values() for found in methods.values() for case in found
+        case
+        for methods in docs_conformance.declared().values()
+        for found in methods.values()
+        for case in found
     }
     assert len(cases) == 607
-    assert cases - set(CONFORMANCE.tests_by_case()) == set()
+    assert cases - set(docs_conformance.tests_by_case()) == set()
 
 
 @pytest.mark.parametrize(
@@ -124,4 +115,4 @@ def test_every_declared_case_of_flinks_unit_tests_is_repeated_by_a_test():
 )
 def test_cases_are_read_from_names_and_docstrings(text, cases):
     """Alone, in a row or as a span."""
-    assert list(CONFORMANCE._named(text)) == cases
+    assert list(docs_conformance._named(text)) == cases

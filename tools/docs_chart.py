@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs_texts import text
+
+from tools.docs_texts import text
 
 CHART = Path(__file__).resolve().parents[1] / "helm" / "headgate"
 KEY = re.compile(r"^( *)([A-Za-z]+):")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from docs_texts import text
+
+from tools.docs_texts import text
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = Path(__file__).with_name("conformance.yaml")

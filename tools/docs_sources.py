@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import yaml
-from docs_texts import text
+
+from tools.docs_texts import text
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = Path(__file__).with_name("sources.yaml")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One row of the texts. The fields are described in sources.yaml."""
 
     name: str
@@ -21,7 +21,7 @@ class Row:
     mechanism: str
     commands: tuple[str, ...] = ()
     result: str = ""
-    figures: dict[str, dict[str, str | list[str]]] = field(default_factory=dict)
+    figures: dict[str, dict[str, str | list[str]]] = {}
     missing: str = ""
     tests: tuple[str, ...] = ()
 
@@ -33,15 +33,11 @@ class Row:
 
 
 def load() -> dict[str, list[Row]]:
-    """Return the rows of each part, by its heading. Raises TypeError for a field that does not exist."""
+    """Return the rows of each part, by its heading. Raises msgspec.ValidationError for an unknown field."""
     parts = yaml.safe_load(DECLARED.read_text(encoding="utf-8"))
     return {
         f"{letter}. {part['title']}": [
-            Row(
-                name,
-                **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()},
-            )
-            for name, row in part["rows"].items()
+            msgspec.convert({"name": name, **row}, Row) for name, row in part["rows"].items()
         ]
         for letter, part in parts.items()
     }

@@ -71,7 +71,7 @@ def _roles() -> Iterator[dict[str, Any]]:
 
 def _role(kind: str, name: str, labels: Mapping[str, str], rules: list[dict[str, Any]]) -> dict[str, Any]:
     common = {naming.LABEL_NAME: naming.MANAGED_BY, naming.LABEL_PART_OF: naming.MANAGED_BY}
-    metadata = {"name": f"headgate-{name}", "labels": common | labels}
+    metadata = {"name": f"headgate-{name}", "labels": {**common, **labels}}
     return {"apiVersion": naming.RBAC_VERSION, "kind": kind, "metadata": metadata, "rules": rules}
 
 

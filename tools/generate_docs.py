@@ -7,16 +7,12 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import docs_chart
-import docs_conformance
-import docs_sources
-from docs_texts import GENERATED, text
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
@@ -33,6 +29,8 @@ from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.options import EFFECTIVE, OWN_PREFIX, Option
 from testbed_runtime.core.versions import CHANGES, LATEST, VERSIONS
 from testbed_runtime.faults.registry import LOCAL
+from tools import docs_chart, docs_conformance, docs_sources
+from tools.docs_texts import GENERATED, text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 KINDS_OF_TEXT = {
@@ -48,7 +46,7 @@ RULES_OF_TEXT = {
 Schema = dict[str, Any]
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a Markdown table. `|` within a cell is escaped."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -98,7 +96,7 @@ def _default(info: FieldInfo) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _rows(model: type[models.Part]) -> Iterator[tuple[tuple[str, ...], str, type[models.Part] | None, bool]]:
+def _rows(model: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], str, type[BaseModel] | None, bool]]:
     """Yield the row of each field, its name, the model below it, and whether it is a list."""
     schema = model.model_json_schema(by_alias=True)
     for name, info in model.model_fields.items():
@@ -111,7 +109,7 @@ def _rows(model: type[models.Part]) -> Iterator[tuple[tuple[str, ...], str, type
 
 
 def _objects(
-    model: type[models.Part],
+    model: type[BaseModel],
     path: str,
     seen: dict[type, str],
     *,
@@ -175,7 +173,7 @@ def _listed() -> list[tuple[str, ...]]:
     ]
 
 
-def _models_below(model: type[models.Part]) -> Iterator[type[models.Part]]:
+def _models_below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield model
     for _, _, below, _ in _rows(model):
         if below is not None:
