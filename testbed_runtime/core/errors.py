@@ -28,7 +28,11 @@ class LocalProtocolError(HeadgateError):
 
 
 class RemoteProtocolError(HeadgateError):
-    """The peer violated the protocol. The message is Flink's."""
+    """The peer violated the protocol. The message is Flink's, `java_class` the class of its exception."""
+
+    def __init__(self, message: str, java_class: str = "java.lang.IllegalArgumentException") -> None:
+        super().__init__(message)
+        self.java_class = java_class
 
 
 class FaultHealed(HeadgateError):

@@ -113,7 +113,6 @@ REFUSED_BY_A_PRODUCER = [
     (negative(request(0, 0, 0), 9 + 52), "subtaskIndex must be greater than or equal to 0"),
     (negative(request(0, 0, 0), 9 + 56), "attemptNumber must be greater than or equal to 0"),
     (negative(event_request(b""), 13 + 52), "subtaskIndex must be greater than or equal to 0"),
-    (request(0, 0, -1), "The initial credit -1 must be non-negative."),
     (raw(10, numbers(0) + R), "The new buffer size should be greater than 0"),
     (raw(11, numbers(0, 0) + R), "The segmentId should be greater than 0"),
     (raw(3, event_request(b"")[9:-1]), "TASK_EVENT_REQUEST must have a body of 80 bytes, not 79"),

@@ -15,7 +15,6 @@ from testbed_runtime.core.exchange.events import (
     OtherEvent,
     StopMode,
     decode_event,
-    encode_event,
 )
 from testbed_runtime.core.exchange.partition import EVERY, ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
@@ -179,11 +178,11 @@ def test_F_125_a_result_requires_a_buffer_per_subpartition_and_one_more(bounded:
 def test_F_126_an_event_of_a_reader_reaches_the_task_that_has_the_result() -> None:
     """It is published also if the task does not subscribe, but not to an unknown result."""
     result, event = Result(), OtherEvent("a.AllWorkersDoneEvent", b"")
-    encoded, got = encode_event(event), list[Event]()
-    assert not result.manager.publish(partition_id(1), encoded)
-    assert result.manager.publish(partition_id(), encoded)
+    got = list[Event]()
+    assert not result.manager.publish(partition_id(1), event)
+    assert result.manager.publish(partition_id(), event)
     result.partition.on_task_event = got.append
-    assert result.manager.publish(partition_id(), encoded)
+    assert result.manager.publish(partition_id(), event)
     assert got == [event]
 
 
@@ -193,7 +192,7 @@ def test_F_127_no_event_reaches_a_task_that_has_ended() -> None:
     result.partition.on_task_event = got.append
     result.partition.finish()
     result.partition.close()
-    assert not result.manager.publish(partition_id(), encode_event(OtherEvent("a.AllWorkersDoneEvent", b"")))
+    assert not result.manager.publish(partition_id(), OtherEvent("a.AllWorkersDoneEvent", b""))
     assert got == []
     assert not result.partition.is_released
 

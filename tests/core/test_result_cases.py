@@ -295,7 +295,7 @@ def test_F_163_no_event_reaches_a_task_after_the_shutdown_of_its_taskmanager() -
     """TaskEventDispatcherTest.clearAll."""
     result, got = Result(), list[Event]()
     result.partition.on_task_event = got.append
-    event = encode_event(OtherEvent("a.AllWorkersDoneEvent", b""))
+    event = OtherEvent("a.AllWorkersDoneEvent", b"")
     assert result.manager.publish(result.partition.partition_id, event)
     result.manager.shut_down()
     assert not result.manager.publish(result.partition.partition_id, event)

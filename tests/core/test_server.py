@@ -12,7 +12,7 @@ from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
 from testbed_runtime.core.exchange import server
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
-from testbed_runtime.core.exchange.events import AlignmentType, OtherEvent, encode_event
+from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, OtherEvent, encode_event
 from testbed_runtime.core.exchange.frames import (
     LAST_SEQUENCE_NUMBER,
     AckAllUserRecordsProcessed,
@@ -439,16 +439,39 @@ def test_task_events_find_no_receiver_and_segment_ids_no_reader() -> None:
 
 
 def test_a_task_event_reaches_the_task_that_subscribed() -> None:
-    """Flink's TaskEventDispatcher. An event that cannot be read fails the connection, not this process."""
+    """Flink's TaskEventDispatcher."""
     producer = Producer()
     events: list[object] = []
     producer.partition.on_task_event = events.append
     producer.receive(TaskEventRequest(encode_event(OtherEvent("a.B", b"x")), partition_id(), RECEIVER))
     assert (events, producer.send()) == ([OtherEvent("a.B", b"x")], [])
-    producer.receive(TaskEventRequest(b"", partition_id(), RECEIVER))
-    assert [(type(f), getattr(f, "class_name", "")) for f in producer.send()] == [
-        (ErrorResponse, "IOException")
-    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (b"", "java.io.IOException: Incomplete event"),
+        (b"\0\0\0\x4d", "java.io.IOException: Corrupt byte stream for event"),
+        (encode_event(EndOfPartition()), "java.lang.ClassCastException: class EndOfPartition cannot be"),
+    ],
+)
+def test_an_event_that_is_no_task_event_ends_the_connection_of_its_reader(event: bytes, text: str) -> None:
+    """Flink reads the event with its frame, also that of a partition that it does not know."""
+    producer = Producer(register=False)
+    producer.receive(TaskEventRequest(event, partition_id(), RECEIVER))
+    [error] = producer.send()
+    assert isinstance(error, ErrorResponse)
+    assert (error.class_name, error.receiver, producer.server.closing) == ("DecoderException", None, True)
+    assert error.message.startswith(text)
+
+
+def test_a_request_with_negative_credit_is_an_error_that_keeps_the_connection() -> None:
+    """Whether the partition exists or not (CreditBasedSequenceNumberingViewReader)."""
+    for register in (True, False):
+        producer = Producer(register=register)
+        producer.request(-1)
+        assert producer.send() == [ErrorResponse("IllegalArgumentException", "Must be non-negative.")]
+        assert (producer.server.closing, producer.server.readers, producer.server.waiting) == (False, (), 0)
 
 
 def test_a_failed_producer_is_silent_unless_its_reader_was_about_to_send() -> None:
@@ -550,12 +573,10 @@ def test_bytes_that_make_no_sense_are_answered_fatally_and_close() -> None:
     """Everything after it is ignored."""
     producer = Producer()
     producer.request(2)
-    producer.server.fail(RemoteProtocolError("Network stream corrupted: received incorrect magic number."))
+    producer.server.fail(RemoteProtocolError("wrong", "java.lang.IllegalStateException"))
     producer.server.fail(FlinkError("IOException", "again"))
     producer.receive(AddCredit(1, RECEIVER))
-    assert producer.send() == [
-        ErrorResponse("IllegalStateException", "Network stream corrupted: received incorrect magic number.")
-    ]
+    assert producer.send() == [ErrorResponse("DecoderException", "java.lang.IllegalStateException: wrong")]
     assert producer.server.closing
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
+import struct
 
 import pytest
 
-from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.codec import ServerDecoder
 from testbed_runtime.core.exchange.frames import (
+    MAGIC,
     AckAllUserRecordsProcessed,
     AddCredit,
     BacklogAnnouncement,
@@ -20,6 +24,7 @@ from testbed_runtime.core.exchange.frames import (
     PartitionRequest,
     ResumeConsumption,
     ServerFrame,
+    WireVersion,
 )
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
@@ -29,6 +34,47 @@ from tests.interop.sequences import BARRIERS, COUNTS, SEGMENT_BYTES, Writer, com
 
 pytestmark = pytest.mark.processes
 CHANNELS = 2
+UNREADABLE = re.compile(
+    r"(DecoderException to all java.lang.IndexOutOfBounds|DecoderException to all java.lang.IllegalArgument|"
+    r"DecoderException to all java.lang.ClassCast|DecoderException to all java.net.Protocol|CorruptedFrame|TooLongFrame)"
+    r"Exception.*?(?=$| closed)"
+)
+"""Flink's texts name Netty's buffers, or nothing."""
+
+
+def _broken() -> list[bytes]:
+    """Frames that break the protocol, or that a client without readers sends."""
+    partition, receiver = partition_id().to_bytes(), receiver_id(0)
+    numbers = {name: struct.pack(">i", value) for name, value in (("none", 0), ("less", -1), ("one", 1))}
+
+    def frame(number: int, *parts: bytes, magic: int = MAGIC, length: int = 0) -> bytes:
+        body = b"".join(parts)
+        return struct.pack(">iIB", length or 9 + len(body), magic, number & 255) + body
+
+    request = (partition, bytes(8), receiver)
+    return [
+        frame(7, receiver, magic=MAGIC + 1),
+        *(frame(7, receiver, length=length) for length in (-1, 1, 3, 4, 8, 24)),
+        *(frame(number, receiver * 4) for number in (-1, 0, 1, 9, 12, 127)),
+        *(frame(number, receiver[1:]) for number in (4, 6, 7, 8, 10)),
+        *(frame(6, number, receiver) for number in numbers.values()),
+        *(frame(10, number, receiver) for number in numbers.values()),
+        *(frame(11, numbers["none"], number, receiver) for number in numbers.values()),
+        *(frame(number, receiver_id(9), b"more") for number in (4, 7, 8)),
+        frame(2, *request, numbers["less"]),
+        frame(2, partition_id(7).to_bytes(), bytes(8), receiver, numbers["less"]),
+        frame(2, partition, numbers["one"], numbers["none"], receiver, numbers["one"]),
+        frame(2, partition, numbers["less"], numbers["one"], receiver, numbers["one"]),
+        frame(2, partition, struct.pack(">ii", 5, 5), receiver, numbers["one"]),
+        frame(2, partition[:-8], numbers["less"], bytes(4), bytes(8), receiver, numbers["one"]),
+        frame(2, partition[:-4], numbers["less"], bytes(8), receiver, numbers["one"]),
+        *(frame(3, struct.pack(">i", size), partition, receiver) for size in (-1, 0, 500)),
+        *(frame(3, struct.pack(">ii", 4, kind), partition, receiver) for kind in (0, 77)),
+        frame(5, b"more"),
+    ]
+
+
+BROKEN = _broken()
 
 
 def a_sequence(chance: random.Random) -> list[str]:
@@ -36,6 +82,7 @@ def a_sequence(chance: random.Random) -> list[str]:
     exclusive, requested, barriers = chance.choice([0, 2, 2]), set[int](), 0
     lines = [f"new {exclusive}"]
     kinds = [
+        "bytes",
         "data",
         "finish",
         "barrier",
@@ -53,8 +100,10 @@ def a_sequence(chance: random.Random) -> list[str]:
             requested.add(channel)
             lines.append(f"request {channel} {exclusive}")
             continue
-        kind = chance.choices(kinds, [28, 3, 11, 1, 12, 17, 10, 1.5, 2, 0.5])[0]
+        kind = chance.choices(kinds, [1.5, 28, 3, 11, 1, 12, 17, 10, 1.5, 2, 0.5])[0]
         match kind:
+            case "bytes":
+                lines.append(f"bytes {chance.choice(BROKEN).hex()}")
             case "data":
                 size, end = chance.choice([0, 1, 3, SEGMENT_BYTES]), chance.choice(["open", "finished"])
                 lines.append(f"data {channel} {size} {end}")
@@ -92,6 +141,7 @@ class Server:
         self._manager.register(partition)
         self._writers = [Writer(subpartition) for subpartition in partition.subpartitions]
         self._server = PartitionRequestServer(self._manager, lambda: None)
+        self._decoder = ServerDecoder(WireVersion.V2)
 
     def step(self, words: list[str]) -> str:
         failure = ""
@@ -106,6 +156,8 @@ class Server:
         match words:
             case "new", exclusive:
                 self._start(int(exclusive))
+            case "bytes", text:
+                self._feed(bytes.fromhex(text))
             case "data", channel, size, end:
                 self._writers[int(channel)].data(int(size), finished=end == "finished")
             case "finish", channel:
@@ -123,6 +175,18 @@ class Server:
                 self._manager.release(partition_id(), cause)
             case kind, channel, *numbers:
                 self._server.on_frame(_frame(kind, int(channel), [int(n) for n in numbers]), 0.0)
+
+    def _feed(self, data: bytes) -> None:
+        """Act as the pump does."""
+        position = 0
+        try:
+            while position < len(data):
+                position += self._decoder.feed(data, position)
+                frame = self._decoder.next()
+                if frame is not None:
+                    self._server.on_frame(frame, 0.0)
+        except RemoteProtocolError as error:
+            self._server.fail(error)
 
     def _sent(self) -> list[str]:
         sent = []
@@ -180,7 +244,7 @@ def _described(frame: ServerFrame) -> str:
             return f"backlog {backlog} to {_channel(receiver)}"
         case ErrorResponse():
             receiver = "all" if frame.receiver is None else str(_channel(frame.receiver))
-            return f"{frame.class_name} to {receiver}"
+            return f"{frame.class_name} to {receiver} {frame.message}"
 
 
 def _is_last(answer: str) -> bool:
@@ -189,6 +253,7 @@ def _is_last(answer: str) -> bool:
 
 def _normal(answer: str) -> str:
     """Requests that wait for one partition time out in no order: PartitionRequestListenerManager keeps them in a HashMap."""
+    answer = UNREADABLE.sub("unreadable to all", answer)
     frames = answer.split(", ")
     waited = all(frame.startswith("PartitionNotFoundException") for frame in frames)
     return ", ".join(sorted(frames)) if waited else answer

@@ -266,7 +266,8 @@ async def test_broken_bytes_from_a_consumer_are_answered_and_end_the_connection(
     decoder = ClientDecoder(WireVersion.V2, lambda *_: None)
     decoder.feed(bytes(peer.received))
     assert decoder.next() == ErrorResponse(
-        "IllegalStateException", "Network stream corrupted: received incorrect magic number."
+        "DecoderException",
+        "java.lang.IllegalStateException: Network stream corrupted: received incorrect magic number.",
     )
     consumer = Consumer(sockets, address)
     await consumer.connect()

@@ -105,7 +105,7 @@ class _Decoder:
         self._gathered.clear()
         self._body_bytes = length - FRAME_HEADER_BYTES
         if magic != MAGIC:
-            raise RemoteProtocolError(BAD_MAGIC)
+            raise RemoteProtocolError(BAD_MAGIC, "java.lang.IllegalStateException")
         if self._body_bytes < 0:
             raise RemoteProtocolError(NEGATIVE_LENGTH)
         if self._id != Id.BUFFER_RESPONSE and length > MAX_CONTROL_FRAME_BYTES:
@@ -122,7 +122,9 @@ class _Decoder:
 
 def _unknown(number: int) -> RemoteProtocolError:
     signed = (number ^ 128) - 128  # Java's byte
-    return RemoteProtocolError(f"Received unknown message from producer: {signed}")
+    return RemoteProtocolError(
+        f"Received unknown message from producer: {signed}", "java.net.ProtocolException"
+    )
 
 
 class ServerDecoder(_Decoder):
@@ -185,12 +187,13 @@ def _partition(body: bytes) -> ResultPartitionID:
 
 def _decode_control(number: int, body: bytes) -> Frame:
     least = _LEAST_BODIES[number]
-    _require(len(body) >= least, f"{Id(number).name} must have a body of {least} bytes, not {len(body)}")
+    if len(body) < least:
+        text = f"{Id(number).name} must have a body of {least} bytes, not {len(body)}"
+        raise RemoteProtocolError(text, "java.lang.IndexOutOfBoundsException")
     if number == Id.PARTITION_REQUEST:
         partition = _partition(body)
         first, last, receiver, credit = REQUEST_TAIL.unpack_from(body, RESULT_PARTITION_ID_BYTES)
         _require(0 <= first <= last, f"The subpartition range {first}..{last} is invalid")
-        _require(credit >= 0, f"The initial credit {credit} must be non-negative.")
         return PartitionRequest(partition, first, last, InputChannelID(receiver), credit)
     if number == Id.TASK_EVENT_REQUEST:
         return _decode_task_event(body)

@@ -280,7 +280,7 @@ def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
 def decode_event(data: BytesLike) -> Event:
     """Decode an event; bytes after its fields are padding. Raises RemoteProtocolError for missing or invalid fields."""
     if len(data) < _KIND.size:
-        raise RemoteProtocolError("Incomplete event")
+        raise RemoteProtocolError("Incomplete event", "java.io.IOException")
     try:
         return _decode(bytes(data))
     except (struct.error, ValueError, IndexError, FlinkError) as error:

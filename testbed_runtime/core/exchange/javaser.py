@@ -40,6 +40,8 @@ _RUNTIME = ("java.lang.RuntimeException", 0x9E5F06470A3483E5)
 _IO = ("java.io.IOException", 0x6C8073646525F0AB)
 _THROWABLE = ("java.lang.Throwable", 0xD5C635273977B8CB)
 
+_NETTY = "org.apache.flink.shaded.netty4.io.netty.handler.codec"
+
 _CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
     "Exception": (_EXCEPTION,),
     "IOException": (_IO, _EXCEPTION),
@@ -66,6 +68,12 @@ _CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
     ),
     "ProtocolException": (("java.net.ProtocolException", -6098449442062388080 % 2**64), _IO, _EXCEPTION),
     "TimeoutException": (("java.util.concurrent.TimeoutException", 1900926677490660714), _EXCEPTION),
+    "DecoderException": (
+        (f"{_NETTY}.DecoderException", 6926716840699621852),
+        (f"{_NETTY}.CodecException", -1464830400709348473 % 2**64),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
     # its serialVersionUID is 0; Flink reads it even without PartitionException and its partitionId in between
     "PartitionNotFoundException": (
         ("org.apache.flink.runtime.io.network.partition.PartitionNotFoundException", 0),

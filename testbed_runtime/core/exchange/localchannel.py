@@ -6,7 +6,7 @@ from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.backoff import Backoff
 from testbed_runtime.core.exchange.channel import ChannelOwner, InputChannelBase, Taken
 from testbed_runtime.core.exchange.credit import ChannelStats
-from testbed_runtime.core.exchange.events import Event, encode_event
+from testbed_runtime.core.exchange.events import Event
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
@@ -121,7 +121,7 @@ class LocalInputChannel(InputChannelBase):
         if self._view is None:
             text = "Tried to send task event to producer before requesting the subpartition."
             raise FlinkError("IllegalStateException", text)
-        if not self._manager.publish(self.partition, encode_event(event)):
+        if not self._manager.publish(self.partition, event):
             text = f"Error while publishing event {event} to producer. The producer could not be found."
             raise FlinkError("IOException", text)
 

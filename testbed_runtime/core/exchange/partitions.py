@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.buffers import Callback
-from testbed_runtime.core.exchange.events import decode_event
-from testbed_runtime.core.exchange.frames import BytesLike
+from testbed_runtime.core.exchange.events import Event
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
@@ -104,18 +103,14 @@ class ResultPartitionManager:
             raise partition_not_found(partition)
         return known.create_view(subpartition, on_data)
 
-    def publish(self, partition: ResultPartitionID, event: BytesLike) -> bool:
+    def publish(self, partition: ResultPartitionID, event: Event) -> bool:
         """Hand an event of a reader to the partition's task, which may not subscribe (Flink's TaskEventDispatcher). Return False if
-        no task has the partition. Raises FlinkError for an event that cannot be read."""
+        no task has the partition."""
         known = self.get(partition)
         if known is None or known.is_closed:
             return False
-        try:
-            decoded = decode_event(event)
-        except RemoteProtocolError as error:
-            raise FlinkError("IOException", str(error)) from error
         if known.on_task_event is not None:
-            known.on_task_event(decoded)
+            known.on_task_event(event)
         return True
 
     def listen(self, listener: PartitionRequestListener) -> None:

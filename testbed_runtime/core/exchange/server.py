@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.errors import FlinkError, HeadgateError, RemoteProtocolError
 from testbed_runtime.core.exchange.credit import SequenceViewReader
+from testbed_runtime.core.exchange.events import OpaqueEvent, OtherEvent, decode_event
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
@@ -191,6 +192,8 @@ class PartitionRequestServer:
                 self._dispatch(frame, now)
         except FlinkError as error:
             self._send(ErrorResponse(error.class_name, error.message))
+        except RemoteProtocolError as error:
+            self.fail(error)
 
     def _dispatch(self, frame: ClientFrame, now: float) -> None:
         match frame:
@@ -216,7 +219,13 @@ class PartitionRequestServer:
                 pass  # hybrid shuffle only
 
     def _on_task_event(self, request: TaskEventRequest) -> None:
-        if not self._manager.publish(request.partition, request.event):
+        event = decode_event(request.event)
+        if isinstance(event, OpaqueEvent):
+            raise RemoteProtocolError("Corrupt byte stream for event", "java.io.IOException")
+        if not isinstance(event, OtherEvent):
+            text = f"class {type(event).__name__} cannot be cast to class TaskEvent"
+            raise RemoteProtocolError(text, "java.lang.ClassCastException")
+        if not self._manager.publish(request.partition, event):
             text = "Task event receiver not found."
             self._send(ErrorResponse("IllegalArgumentException", text, request.receiver))
 
@@ -227,6 +236,12 @@ class PartitionRequestServer:
         return reader
 
     def _on_request(self, request: PartitionRequest, now: float) -> None:
+        reader = SequenceViewReader(
+            request.receiver,
+            request.first_subpartition,
+            request.initial_credit,
+            credit_based=self._credit_based,
+        )
         if request.first_subpartition != request.last_subpartition:
             raise FlinkError(
                 "UnsupportedOperationException",
@@ -240,12 +255,12 @@ class PartitionRequestServer:
             )
         partition = self._manager.get(request.partition)
         if partition is not None:
-            self._serve(request, partition)
+            self._serve(reader, partition)
         elif self._manager.waits:
             listener = PartitionRequestListener(
                 request.partition,
                 now,
-                partial(self._on_registered, request),
+                partial(self._on_registered, reader),
                 partial(self._on_timeout, request),
             )
             waiting = self._withdraw(request.receiver, request.partition)
@@ -259,23 +274,17 @@ class PartitionRequestServer:
         else:
             self._not_found(request)
 
-    def _serve(self, request: PartitionRequest, partition: ResultPartition) -> None:
-        reader = SequenceViewReader(
-            request.receiver,
-            request.first_subpartition,
-            request.initial_credit,
-            credit_based=self._credit_based,
-        )
+    def _serve(self, reader: SequenceViewReader, partition: ResultPartition) -> None:
         reader.view = partition.create_view(reader.subpartition, partial(self._on_data, reader))
-        self._forget(request.receiver)
-        self._readers[request.receiver] = reader
+        self._forget(reader.receiver)
+        self._readers[reader.receiver] = reader
         self.generation += 1
         self._enqueue(reader)
 
-    def _on_registered(self, request: PartitionRequest, partition: ResultPartition) -> None:
-        self._listeners.pop((request.receiver, request.partition), None)
+    def _on_registered(self, reader: SequenceViewReader, partition: ResultPartition) -> None:
+        self._listeners.pop((reader.receiver, partition.partition_id), None)
         try:
-            self._serve(request, partition)
+            self._serve(reader, partition)
         except FlinkError as error:
             self._send(ErrorResponse(error.class_name, error.message))
 
@@ -325,6 +334,8 @@ class PartitionRequestServer:
             return
         self.on_closed()
         self._fatal = self.closing = True
+        if isinstance(error, RemoteProtocolError):  # Netty's decoder wraps what reading a message raises
+            error = FlinkError("DecoderException", f"{error.java_class}: {error}")
         class_name = error.class_name if isinstance(error, FlinkError) else "IllegalStateException"
         message = error.message if isinstance(error, FlinkError) else str(error)
         self._send(ErrorResponse(class_name, message))

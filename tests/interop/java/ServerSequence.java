@@ -4,6 +4,7 @@ import dev.headgate.interop.Sequence;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
+import org.apache.flink.runtime.executiongraph.ExecutionAttemptID;
 import org.apache.flink.runtime.io.network.TaskEventDispatcher;
 import org.apache.flink.runtime.io.network.buffer.BufferBuilder;
 import org.apache.flink.runtime.io.network.partition.PipelinedSubpartition;
@@ -13,6 +14,10 @@ import org.apache.flink.runtime.io.network.partition.ResultPartitionManager;
 import org.apache.flink.runtime.io.network.partition.ResultSubpartitionIndexSet;
 import org.apache.flink.runtime.io.network.partition.SubpartitionSequence;
 import org.apache.flink.runtime.io.network.partition.consumer.InputChannelID;
+import org.apache.flink.runtime.jobgraph.IntermediateResultPartitionID;
+import org.apache.flink.shaded.netty4.io.netty.buffer.ByteBuf;
+import org.apache.flink.shaded.netty4.io.netty.buffer.ByteBufUtil;
+import org.apache.flink.shaded.netty4.io.netty.buffer.Unpooled;
 import org.apache.flink.shaded.netty4.io.netty.channel.embedded.EmbeddedChannel;
 
 /** The producer's end of a connection, with a partition of two subpartitions and a reader for each. */
@@ -21,8 +26,11 @@ public final class ServerSequence extends Sequence {
     private static final int SUBPARTITIONS = 2;
 
     private final ResultPartitionManager manager = new ResultPartitionManager();
-    private final ResultPartitionID id = new ResultPartitionID();
-    private final InputChannelID[] receivers = {new InputChannelID(), new InputChannelID()};
+    private final ResultPartitionID id =
+            new ResultPartitionID(
+                    IntermediateResultPartitionID.fromByteBuf(bytes("a0".repeat(16) + "00".repeat(4))),
+                    ExecutionAttemptID.fromByteBuf(bytes("b0".repeat(16) + "c0".repeat(16) + "00".repeat(8))));
+    private final InputChannelID[] receivers = {receiver(0), receiver(1)};
     private final BufferBuilder[] open = new BufferBuilder[SUBPARTITIONS];
     private ResultPartition partition;
     private EmbeddedChannel connection;
@@ -50,6 +58,7 @@ public final class ServerSequence extends Sequence {
             PartitionRequestQueue queue = new PartitionRequestQueue();
             connection =
                     new EmbeddedChannel(
+                            new NettyMessage.NettyMessageDecoder(),
                             new PartitionRequestServerHandler(manager, new TaskEventDispatcher(), queue), queue);
             return;
         }
@@ -57,6 +66,10 @@ public final class ServerSequence extends Sequence {
             finish(0);
             finish(1);
             manager.releasePartition(id, "failed".equals(words[1]) ? new IOException("failed") : null);
+            return;
+        }
+        if ("bytes".equals(words[0])) {
+            connection.writeInbound(bytes(words[1]));
             return;
         }
         int index = number(words, 1);
@@ -131,7 +144,15 @@ public final class ServerSequence extends Sequence {
         }
         NettyMessage.ErrorResponse error = (NettyMessage.ErrorResponse) message;
         String receiver = error.receiverId == null ? "all" : "" + index(error.receiverId);
-        return error.cause.getClass().getSimpleName() + " to " + receiver;
+        return error.cause.getClass().getSimpleName() + " to " + receiver + " " + error.cause.getMessage();
+    }
+
+    private static ByteBuf bytes(String text) {
+        return Unpooled.wrappedBuffer(ByteBufUtil.decodeHexDump(text));
+    }
+
+    private static InputChannelID receiver(int number) {
+        return InputChannelID.fromByteBuf(bytes("00".repeat(15) + "0" + number));
     }
 
     private int index(InputChannelID receiver) {
