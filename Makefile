@@ -8,6 +8,9 @@ CORES := -n auto --maxprocesses=4 --maxschedchunk=4
 # tests with processes mostly wait, so more files than cores run side by side; long files start first; a file stays on one worker
 BY_FILE := --dist loadfile --no-loadscope-reorder
 FILES := -n 3 $(BY_FILE)
+# each worker collects all files that it is given, which takes 10 s for all of them: a stage names those with its markers
+VIRTUAL := $(sort $(shell grep -rl 'mark\.virtual' tests --include='test_*.py'))
+REAL := tests/e2e $(sort $(shell grep -rlE 'mark\.(processes|spark|scenario)' tests --include='test_*.py' --exclude-dir=e2e))
 # tests of pods wait even more: for the scheduler, the kubelet, readiness and each other
 PODS := -n 4 $(BY_FILE)
 # tests in virtual time depend on no clock: they run beside the others, on what those leave of the processors
@@ -39,13 +42,13 @@ check: lint ## the quick part: lint and the tests without processes (4 to 5 minu
 
 test: setup ## everything that needs no Kubernetes: lint, quick tests, virtual time, real processes, real Spark, scenarios (10 to 20 minutes on two cores)
 	@$(BIN)/python -m tools.cluster packages; log=$$(mktemp); trap 'rm -f $$log; kill $$virtual 2>/dev/null || true' EXIT; \
-	$(IDLE) $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and virtual" --durations=10 >$$log 2>&1 & virtual=$$!; \
+	$(IDLE) $(BIN)/python -m pytest -q $(CORES) $(VIRTUAL) -m "$(PURE) and virtual" --durations=10 >$$log 2>&1 & virtual=$$!; \
 	echo "== scenarios in virtual time run beside all that follows, at the lowest priority; their output comes last"; \
 	$(LINT); \
 	echo "== quick tests"; \
 	$(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual" --durations=10; \
 	echo "== real processes, real Spark and scenarios from YAML to verdict"; \
-	$(BIN)/python -m pytest -q $(FILES) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10; \
+	$(BIN)/python -m pytest -q $(FILES) $(REAL) -m "(processes or spark or scenario) and not soak and not cluster" --durations=10; \
 	echo "== scenarios in virtual time"; tail -n +1 -f --pid=$$virtual $$log; \
 	code=0; wait $$virtual || code=$$?; virtual=; exit $$code
 	@echo "== passed; the tests on a real Kubernetes: make test-cluster"

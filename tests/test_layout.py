@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_the_folder_that_the_makefile_names_holds_every_test_of_a_cluster():
     """`make test-cluster` collects only there."""
     marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.cluster" in p.read_text()]
     assert {p.parent.name for p in marked if p != Path(__file__)} == {"kubernetes"}
+
+
+def test_a_file_names_the_markers_of_its_tests():
+    """`make test` collects only the files that name a marker of the stage, and all of tests/e2e."""
+    marker = re.compile(r"mark\.(virtual|processes|spark|scenario)\b")
+    shared = [p for p in (ROOT / "tests").rglob("*.py") if not p.name.startswith("test_")]
+    assert {p.parent.name for p in shared if marker.search(p.read_text())} == {"e2e"}
 
 
 def test_every_shipped_scenario_has_its_end_to_end_test():
