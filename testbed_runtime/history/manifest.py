@@ -49,8 +49,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _runs_in(folder: Path) -> str:
-    """Say which folder to name instead of one that is no run. Runs of seeds are one level deeper."""
-    inside = sorted(path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
+    """Say which folder to name instead of one that is no run. Runs of seeds are two levels deeper."""
+    inside = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
     return f"name a run in it, such as {inside[-1]}" if inside else "name a folder under headgate-runs/"
 
 
