@@ -598,3 +598,4 @@ def test_a_backlog_that_overflows_an_int_asks_for_nothing() -> None:
     channel.on_sender_backlog(2**31 - 1)
     assert channel.buffers is not None
     assert (channel.buffers.required, channel.buffers.unannounced) == (-(2**31) + 1, 0)
+    assert channel.buffers_in_use == 2**31 - 1  # and two less than that are more than ever

@@ -100,15 +100,6 @@ def test_G_04_a_data_buffer_without_credit_fails_the_channel() -> None:
         consumer.gate.poll()
 
 
-def test_an_event_without_bytes_fails_the_channel() -> None:
-    """As in CreditBasedPartitionRequestClientHandler, which has no buffer for it then. It costs no credit."""
-    consumer = Consumer()
-    consumer.connect()
-    deliver(consumer.client, BufferResponse(receiver_id(0), 0, 0, 0, DataType.EVENT_BUFFER, b""))
-    with pytest.raises(FlinkError, match=r"The read buffer is null in credit-based input channel\."):
-        consumer.gate.poll()
-
-
 def test_G_05_what_comes_for_a_released_channel_is_thrown_away_and_cancelled() -> None:
     """Data, backlog, and a buffer that was allocated before the release."""
     consumer = Consumer()

@@ -171,8 +171,9 @@ def test_a_buffer_is_read_however_its_header_is_cut(
 @pytest.mark.parametrize("step", [None, 1])
 def test_a_payload_may_be_empty(version: WireVersion, step: int | None) -> None:
     """Flink sends an empty data buffer when a record ended with the buffer before it."""
-    data = buffer(version, size=0) + buffer(version, size=0, data_type=DataType.EVENT_BUFFER)
-    frames = [BufferResponse(R, 9, 7, 0, kind, b"") for kind in (DataType.DATA_BUFFER, DataType.EVENT_BUFFER)]
+    kinds = DataType.DATA_BUFFER, DataType.DATA_BUFFER_WITH_CLEAR_END
+    data = b"".join(buffer(version, size=0, data_type=kind) for kind in kinds)
+    frames = [BufferResponse(R, 9, 7, 0, kind, b"") for kind in kinds]
     assert drain(consumer(version), data, step) == frames
 
 
@@ -184,6 +185,8 @@ def test_a_payload_may_be_empty(version: WireVersion, step: int | None) -> None:
         (buffer(partials=-1), "-1 partial buffers in one message are not allowed"),
         (buffer(partials=4097), "4097 partial buffers in one message are not allowed"),
         (buffer(size=-1, announced=-1), "A buffer size of -1 bytes is invalid"),
+        (buffer(size=0, data_type=2), "Illegal buffer size, must be positive."),
+        (buffer(size=-1, announced=-1, data_type=2), "Illegal buffer size, must be positive."),
         (buffer(size=MAX_BUFFER_BYTES + 1), "A buffer size of 67108865 bytes is invalid"),
         (buffer(size=MIB + 1, data_type=2), "A buffer size of 1048577 bytes is invalid"),
         (buffer(size=4, announced=5), "A buffer of 4 bytes was announced as one of 5 bytes"),

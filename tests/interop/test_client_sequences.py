@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import random
 import re
+import struct
 
 import pytest
 
+from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.client import PartitionRequestClient
 from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import data_type_of, encode_event
 from testbed_runtime.core.exchange.frames import (
+    MAGIC,
     AckAllUserRecordsProcessed,
     AddCredit,
     BacklogAnnouncement,
@@ -44,6 +47,17 @@ CLOSED = {
     "Connection_reset_by_peer": ConnectionResetError("Connection reset by peer"),
     "Broken_pipe_at_home": OSError("Broken pipe at home"),
 }
+BROKEN = [
+    f"bytes {(struct.pack('>iIB', length, magic, number) + bytes(41)).hex()}"
+    for length, magic, number in [
+        (25, MAGIC + 1, 0),
+        (-1, MAGIC, 0),
+        (50, MAGIC, 2),
+        (50, MAGIC, 12),
+        (29, MAGIC, 9),
+    ]
+]
+"""A wrong magic number, a negative length, unknown messages, and a backlog of 0."""
 
 
 class _Drawing:
@@ -101,8 +115,10 @@ class _Drawing:
             "recycle": f"recycle {chance.randint(0, 5)}",
             "size": f"size {chance.randint(1, 32)}",
             "writable": f"writable {self._writable}".lower(),
-            "broken": chance.choice(["closed", *(f"broken {text}" for text in CLOSED)]),
+            "broken": chance.choice(["closed", *(f"broken {text}" for text in CLOSED), *BROKEN]),
         }.get(kind, f"{kind} {channel}" if kind in OF_CHANNEL else kind)
+        if line in BROKEN:
+            self._deliver(len(self._bytes))
         self.lines.append(line)
 
     def _frame(self, channel: int) -> ServerFrame:
@@ -181,7 +197,10 @@ class Client(Gate):
                 for channel in self._channels:
                     self._connection.add(channel)
             case "bytes", text if self._connection.error is None:
-                self._feed(memoryview(bytes.fromhex(text)))
+                try:
+                    self._feed(memoryview(bytes.fromhex(text)))
+                except RemoteProtocolError as error:
+                    self._connection.on_closed(error)
             case "bytes", _:
                 pass
             case "writable", writable:

@@ -248,7 +248,7 @@ def _described(frame: ServerFrame) -> str:
 
 
 def _is_last(answer: str) -> bool:
-    return "closed" in answer or "to all" in answer
+    return "closed" in answer
 
 
 def _normal(answer: str) -> str:

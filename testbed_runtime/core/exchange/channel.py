@@ -32,6 +32,7 @@ from testbed_runtime.core.exchange.javaser import as_io_exception
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import partition_not_found
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
+from testbed_runtime.core.values import java_int
 
 _RELEASED = "Queried for a buffer after channel has been released."
 _CHANNEL_RELEASED = "Channel released."
@@ -447,7 +448,7 @@ class RemoteInputChannel(InputChannelBase):
     @property
     def buffers_in_use(self) -> int:
         """Buffers queued here and waiting at the sender, for the debloater."""
-        return self.queued + max(0, self._manager.required - self._manager.initial_credit)
+        return self.queued + max(0, java_int(self._manager.required - self._manager.initial_credit))
 
     def stats(self) -> ChannelStats:
         manager = self.buffers or self._manager

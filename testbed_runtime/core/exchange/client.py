@@ -249,9 +249,6 @@ def _deliver(channel: RemoteInputChannel, frame: BufferResponse, buffer: Buffer 
     """Pass on an event, an empty buffer, or a buffer with several parts."""
     sequence, backlog = frame.sequence_number, frame.backlog
     if not frame.data_type.is_buffer:
-        if not len(frame.data):
-            channel.on_error(FlinkError("IllegalStateException", NO_BUFFER))
-            return
         channel.on_buffer(Buffer.unpooled(frame.data, frame.data_type), sequence, backlog)
         return
     if buffer is None or not len(frame.data):

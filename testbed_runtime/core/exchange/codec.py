@@ -403,6 +403,7 @@ class ClientDecoder(_Decoder):
         _require(0 <= partials <= MAX_PARTIALS, f"{partials} partial buffers in one message are not allowed")
         data_type = TYPES[type_number]
         limit = MAX_BUFFER_BYTES if data_type.is_buffer else MAX_EVENT_BYTES
+        _require(size > 0 or data_type.is_buffer, "Illegal buffer size, must be positive.")
         _require(0 <= size <= limit, f"A buffer size of {size} bytes is invalid")
         announced = self._body_bytes - self._head_bytes - 4 * partials
         _require(announced == size, f"A buffer of {size} bytes was announced as one of {announced} bytes")
