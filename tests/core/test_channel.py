@@ -588,14 +588,3 @@ def test_a_blocking_event_gives_floating_buffers_back_before_its_backlog_is_refu
         assert channel.buffers.available == 0
         with pytest.raises(FlinkError, match=f"Illegal number of backlog: {backlog}, should be 0"):
             channel.take()
-
-
-def test_a_backlog_that_overflows_an_int_asks_for_nothing() -> None:
-    """BufferManager adds Java ints: 2^31 - 1 and two exclusive buffers are less than none."""
-    consumer = Consumer()
-    consumer.connect()
-    channel = consumer.channel()
-    channel.on_sender_backlog(2**31 - 1)
-    assert channel.buffers is not None
-    assert (channel.buffers.required, channel.buffers.unannounced) == (-(2**31) + 1, 0)
-    assert channel.buffers_in_use == 2**31 - 1  # and two less than that are more than ever

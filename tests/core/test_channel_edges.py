@@ -70,3 +70,14 @@ def test_A_19_the_backlog_of_a_failed_channel_raises_its_error_if_it_brings_new_
     assert consumer.channel().buffers.unannounced == 3
     consumer.channel().on_sender_backlog(4)
     assert consumer.sent() == []
+
+
+def test_a_backlog_that_overflows_an_int_asks_for_nothing() -> None:
+    """BufferManager adds Java ints: 2^31 - 1 and two exclusive buffers are less than none."""
+    consumer = Consumer()
+    consumer.connect()
+    channel = consumer.channel()
+    channel.on_sender_backlog(2**31 - 1)
+    assert channel.buffers is not None
+    assert (channel.buffers.required, channel.buffers.unannounced) == (-(2**31) + 1, 0)
+    assert channel.buffers_in_use == 2**31 - 1  # and two less than that are more than ever
