@@ -147,7 +147,7 @@ class NetworkEnvironment:
             required,
             maximum,
             subpartitions=descriptor.subpartitions,
-            max_buffers_per_channel=most if descriptor.bounded else MAX_INT,
+            max_buffers_per_channel=MAX_INT if descriptor.blocking else most,
             max_overdraft=0 if descriptor.blocking else overdraft,
         )
         partition = ResultPartition(

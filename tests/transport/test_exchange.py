@@ -23,7 +23,6 @@ from testbed_runtime.core.exchange.events import (
     EndOfOutputChannelState,
     EndOfPartition,
     Event,
-    OpaqueEvent,
     OtherEvent,
     SubtaskConnectionDescriptor,
     WatermarkEvent,
@@ -336,7 +335,6 @@ async def test_barriers_of_every_kind_and_unknown_events_are_received_as_a_task_
     script.event(CancelCheckpointMarker(4))
     script.event(SubtaskConnectionDescriptor(0, 1))
     script.event(OtherEvent("interop.Ping", struct.pack(">i", 42)), padding=106)
-    script.event(OpaqueEvent(77, b"what is this"))
     script.event(EndOfOutputChannelState())
     await script.wait_for(ResumeConsumption, 3)
     script.event(WatermarkEvent(b"\x01"), data_type=DataType.ALIGNED_WATERMARK_EVENT)
@@ -347,7 +345,7 @@ async def test_barriers_of_every_kind_and_unknown_events_are_received_as_a_task_
     await script.wait_for(AckAllUserRecordsProcessed, 1)
     script.event(EndOfPartition())
     report = await task
-    assert (report.records, report.buffers, report.bytes, report.events) == (2, 2, 208, 13)
+    assert (report.records, report.buffers, report.bytes, report.events) == (2, 2, 208, 12)
     assert sum(isinstance(f, ResumeConsumption) for f in script.frames) == 4
     await script.until(lambda: isinstance(script.frames[-1], CloseRequest))
     await script.until(lambda: bool(script.closed))

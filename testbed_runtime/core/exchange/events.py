@@ -186,13 +186,6 @@ class WatermarkEvent(Struct, frozen=True):
     payload: bytes
 
 
-class OpaqueEvent(Struct, frozen=True):
-    """An event of an unknown kind: kept and counted, but not interpreted."""
-
-    kind: int
-    payload: bytes
-
-
 Event: TypeAlias = (
     EndOfPartition
     | CheckpointBarrier
@@ -207,7 +200,6 @@ Event: TypeAlias = (
     | EndOfSegment
     | RecoveryMetadata
     | WatermarkEvent
-    | OpaqueEvent
 )
 
 _FIXED: dict[type[Event], tuple[EventKind, struct.Struct]] = {
@@ -240,8 +232,6 @@ def encode_event(event: Event) -> bytes:
             return _KIND.pack(EventKind.OTHER) + encode_utf(class_name) + payload
         case WatermarkEvent(payload):
             return _KIND.pack(EventKind.WATERMARK) + payload
-        case OpaqueEvent(number, payload):
-            return _KIND.pack(number) + payload
         case _:
             raise LocalProtocolError(f"{type(event).__name__} is never sent")
 
@@ -306,7 +296,7 @@ def _decode(data: bytes) -> Event:
         return OtherEvent(name, bytes(view[position:]))
     if kind == EventKind.WATERMARK:
         return WatermarkEvent(bytes(view[4:]))
-    return OpaqueEvent(kind, bytes(view[4:]))
+    raise RemoteProtocolError("Corrupt byte stream for event", "java.io.IOException")
 
 
 def _decode_barrier(view: memoryview) -> CheckpointBarrier:

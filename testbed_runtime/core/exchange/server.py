@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError, RemoteProtocolError
 from testbed_runtime.core.exchange.credit import SequenceViewReader
-from testbed_runtime.core.exchange.events import OpaqueEvent, OtherEvent, decode_event
+from testbed_runtime.core.exchange.events import OtherEvent, decode_event
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
@@ -220,8 +220,6 @@ class PartitionRequestServer:
 
     def _on_task_event(self, request: TaskEventRequest) -> None:
         event = decode_event(request.event)
-        if isinstance(event, OpaqueEvent):
-            raise RemoteProtocolError("Corrupt byte stream for event", "java.io.IOException")
         if not isinstance(event, OtherEvent):
             text = f"class {type(event).__name__} cannot be cast to class TaskEvent"
             raise RemoteProtocolError(text, "java.lang.ClassCastException")
