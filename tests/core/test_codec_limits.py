@@ -12,9 +12,11 @@ from testbed_runtime.core.exchange.arrivals import MAX_BUFFER_BYTES
 from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import (
+    AckAllUserRecordsProcessed,
     AddCredit,
     BacklogAnnouncement,
     BufferResponse,
+    CancelPartitionRequest,
     CloseRequest,
     DataType,
     ErrorResponse,
@@ -95,6 +97,40 @@ def test_bytes_behind_the_fields_of_a_consumers_frame_are_ignored(
     """NettyMessageDecoder of Flink cuts the frame by its length, and its messages read their own fields only."""
     longer = struct.pack(">i", len(data) + 3) + data[4:] + b"xyz"
     assert drain(ServerDecoder(V2), longer + data, step) == [frame, frame]
+
+
+LEAST, MOST = -(2**31), 2**31 - 1
+ANY_NUMBER = [
+    *(PartitionRequest(P, MOST, MOST, R, credit) for credit in (LEAST, -1, 0, MOST)),
+    TaskEventRequest(numbers(3) + b"\0\1a" + numbers(LEAST), P, R),
+    CancelPartitionRequest(R),
+    CloseRequest(),
+    AddCredit(MOST, R),
+    ResumeConsumption(R),
+    AckAllUserRecordsProcessed(R),
+    NewBufferSize(MOST, R),
+    SegmentId(LEAST, MOST, R),
+]
+
+
+@pytest.mark.parametrize("frame", ANY_NUMBER)
+def test_G_31_a_message_of_a_consumer_is_read_as_it_was_written(frame: Frame) -> None:
+    """NettyMessageServerSideSerializationTest draws any number, also as the initial credit: reading does not judge it."""
+    assert drain(ServerDecoder(V2), b"".join(map(bytes, encode(frame, V2)))) == [frame]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        *(ErrorResponse("IllegalStateException", "", receiver) for receiver in (R, None)),
+        *(ErrorResponse("IllegalStateException", "Illegal illegal illegal", receiver) for receiver in (R, None)),
+        BacklogAnnouncement(MOST, R),
+        *(BufferResponse(R, n, n, MOST, DataType.DATA_BUFFER, b"x", n < 0) for n in (LEAST, -1, 0, MOST)),
+    ],
+)  # fmt: skip
+def test_G_32_a_message_of_a_producer_is_read_as_it_was_written(frame: Frame) -> None:
+    """NettyMessageClientSideSerializationTest: also an error without a message, and compressed bytes."""
+    assert drain(consumer(), b"".join(map(bytes, encode(frame, V2)))) == [frame]
 
 
 def negative(frame: bytes, at: int) -> bytes:

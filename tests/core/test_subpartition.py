@@ -155,7 +155,7 @@ def test_a_blocking_event_stops_everything_behind_it_until_resumption() -> None:
         bench.view.resume_consumption()
 
 
-def test_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
+def test_F_177_F_178_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
     """Only the first of them notifies; its sequence number is that of its sending. With credit it is not reported as available
     (PipelinedSubpartition.isDataAvailableUnsafe), so a remote reader gets it after the resumption."""
     bench = Bench()
