@@ -565,6 +565,9 @@ def test_a_close_request_ends_the_connection() -> None:
     producer.request(2)
     producer.receive(CloseRequest())
     assert producer.server.closing
+    producer.receive(AddCredit(1, RECEIVER), CancelPartitionRequest(RECEIVER), CloseRequest())
+    producer.receive(PartitionRequest(partition_id(), 0, 0, receiver_id(7), 2))
+    assert producer.send() == []  # what comes after it is not answered
     assert producer.server.readers == ()
     assert not producer.partition.is_released
 

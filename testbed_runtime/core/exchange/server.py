@@ -211,7 +211,7 @@ class PartitionRequestServer:
                 self._cancel(receiver)
             case CloseRequest():
                 self.on_closed()
-                self.closing = True
+                self._fatal = self.closing = True
                 self._wake()
             case TaskEventRequest():
                 self._on_task_event(frame)
