@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.common import Entry, busiest, job_shape, options, task_series
 from testbed_runtime.checking.faults import ON_THE_EXCHANGE, FaultEffect, targets_of
-from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
@@ -77,6 +78,8 @@ def named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str]) -
             continue
         if family == "registration" and wait.producer_ran:
             continue  # the partition was there
+        if not _is_between(wait, effect):
+            continue
         overlap = min(ended or wait.end_ns, wait.end_ns) - max(begun or 0, wait.start_ns)
         # a fault that does not delay all traffic is preferred if it covers at least half of the wait
         rank = family not in ON_THE_EXCHANGE and 2 * overlap >= wait.end_ns - wait.start_ns, overlap
@@ -93,6 +96,16 @@ def named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str]) -
             text, fault = _held_up(wait, effect), effect.fault
     lacking = wait.kind == "slot" and wait.outcome in _IN_VAIN and text == KINDS["slot"].doc
     return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
+
+
+def _is_between(wait: Wait, effect: FaultEffect) -> bool:
+    """Return whether the fault acts on one of the two processes of a TaskManager's wait for the JobManager, or on the link between them. True
+    for all other waits."""
+    name, targets = ordinal(wait.who), targets_of(effect)
+    if wait.kind not in ("jobmanager", "registration") or not is_task_manager(name) or not targets:
+        return True
+    ends = {name, JOBMANAGER, ANYBODY, ""}
+    return any(ends.issuperset(split_link(target)) for target in targets)
 
 
 def _held_kinds(effect: FaultEffect) -> tuple[str, ...]:

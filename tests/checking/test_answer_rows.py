@@ -183,6 +183,30 @@ def test_a_taskmanager_registers_from_the_return_of_the_jobmanager_on(
     assert (found.kind, found.start_ns) == (expected[0], history.at(expected[1]))
 
 
+@pytest.mark.parametrize("kind", ["jobmanager", "registration"])
+@pytest.mark.parametrize(
+    ("targets", "blamed"),
+    [
+        ('["tm-1"]', False),
+        ('["tm-0"]', True),
+        ('["jobmanager"]', True),
+        ("[]", True),
+        ('["jobmanager<tm-1"]', False),
+    ],
+)
+def test_a_taskmanager_that_misses_the_jobmanager_is_delayed_by_no_fault_on_another_one(
+    history: Any, kind: str, targets: str, *, blamed: bool
+):
+    """The fault delays calls all the time."""
+    built = history.empty()
+    built.wait(kind, "tm-0-1", "ResourceManager", (2.0, 8.0))
+    slow = replace(
+        effect("rpc.delay", (1, 9), targets=targets), injected_ns=history.at(1), ended_ns=history.at(9)
+    )
+    (found,) = [w for w in read_waits(built.trial(), {}, [slow], history.at(20)) if w.who == "tm-0-1"]
+    assert bool(found.fault) is blamed
+
+
 @pytest.mark.parametrize(
     ("outcome", "lacking"), [("expired", True), ("open", True), ("completed", False), ("failed", False)]
 )

@@ -222,7 +222,7 @@ def test_the_fault_behind_a_failure_hit_what_it_names_or_was_the_last_before_it(
         (effect("store.slow"), waited("partition", 1, 3), KINDS["partition"].doc),
         (effect("jobmanager.pause", targets='["jobmanager"]'), waited("failure-report", 1, 3), f"{KINDS['failure-report'].doc}, during the fault `f`"),
         (effect("network.stall"), waited("first-record", 1, 3), f"{KINDS['first-record'].doc}, during the fault `f`"),
-        (effect("rpc.delay"), waited("jobmanager", 1, 3), f"{KINDS['jobmanager'].doc}, during the fault `f`"),
+        (effect("rpc.delay", targets='["tm-0"]'), waited("jobmanager", 1, 3), f"{KINDS['jobmanager'].doc}, during the fault `f`"),
         (effect("registration.delay"), waited("partition", 1, 3), f"{KINDS['partition'].doc}, during the fault `f`"),
         (effect("rpc.delay"), waited("slot", 2, 2.25), f"{KINDS['slot'].doc}, during the fault `f`"),
         (effect("rpc.delay"), waited("slot", 2, 2.249), KINDS["slot"].doc),
