@@ -236,8 +236,8 @@ def savings(recovery: Recovery) -> Iterator[str]:
         early = [s for s in expired if not any(_same_loss(before, s) for before in expired)]
         if early:
             yield f"{owner}: {_avoided(early)}"
-        if recovery.reason == JOB_FAILED:
-            continue  # with a lower value, the job would only have failed earlier
+        if not recovery.recovered:
+            continue  # with a lower value, the job would only have failed earlier, or more often
         shorter = [s for s in segments if not s.gave_up]
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
         lasted = sum(s.seconds for s in shorter)
