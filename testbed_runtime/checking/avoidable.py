@@ -13,8 +13,8 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, round_trip_delays, targets_of
 from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
-from testbed_runtime.checking.lasting import each_segment, with_slack
-from testbed_runtime.checking.rounds import responsible
+from testbed_runtime.checking.lasting import PAUSE, each_segment, with_slack
+from testbed_runtime.checking.rounds import REFUSING, responsible
 from testbed_runtime.checking.waitcauses import ordinal
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.retransmission import connects_at
@@ -35,8 +35,6 @@ _HELD_BACK = {
 when the fault ends."""
 _EACH_ITS_OWN = ("registration.delay", "store.slow")
 """The kinds of those faults that delay everything by the same time, side by side. It does not have to wait for the end of the fault."""
-_REFUSING = ("network.reset", "network.half-open")
-"""The kinds of faults that refuse new connections, so that a job on such a link does not start before they end."""
 _JOBMANAGER_KILL, _JOBMANAGER_PAUSE = "jobmanager.kill", "jobmanager.pause"
 _MUTED = "heartbeats.mute"
 """Checkpoints complete while it lasts."""
@@ -93,7 +91,7 @@ def with_enough(
     for wait in reversed(given_up):
         segments = _until_end(segments, shows.held_back(wait), wait.cause)
     for fault in (responsible(shows.effects, cause) for cause in failures):
-        if fault is not None and fault.kind in _REFUSING:
+        if fault is not None and fault.kind in REFUSING:
             segments = _until_end(segments, fault, f"the end of the fault `{fault.fault}`")
     parts = iter(segments)
     return tuple(replace(r, segments=tuple(next(parts) for _ in r.segments)) for r in found)
@@ -208,8 +206,9 @@ class _Ends:
         back = None if pause is None else self._ended_by_itself(pause)
         if pause is None or back is None or not segment.start_ns < back <= segment.end_ns + TIE_NS:
             return segment
-        if any(e.kind in LOSSES and since_ns <= e.begun_ns <= back for e in self.effects):
-            return segment  # the loss of a TaskManager restarts the job anyway
+        restarts = (*LOSSES, PAUSE, _JOBMANAGER_KILL)
+        if any(e.kind in restarts and since_ns <= e.begun_ns <= back for e in self.effects):
+            return segment  # the loss of a process restarts the job anyway, and a pause may
         expired = [
             w
             for w in self.waits

@@ -31,6 +31,8 @@ _ON_DATA = ("partition", "checkpoint", "failure-report", "connection")
 """The failures that faults on the exchange alone can cause."""
 _CLOSES_NONE = ("network.latency", "network.bandwidth", "network.duplicate", "network.reorder")
 """The kinds of network faults that only delay what passes. They close no connection."""
+REFUSING = ("network.reset", "network.half-open")
+"""The kinds of faults that close connections and refuse new ones, so that a job on such a link does not start before they end."""
 
 
 TOLERATED_NS = round(EPSILON_S * NS)
@@ -350,7 +352,8 @@ def _with_failovers(
         effect = _first_failed(record.trial, failed[0], since, effect)
     else:
         effect = _suspended(record.trial, since, effect)
-        if before and failed[0].report_expired:  # the JobMaster heard of it late
+        gone = fault is not None and fault.fault in lasting and _stops_jobmanager(fault)
+        if before and (failed[0].report_expired or gone):  # the JobMaster heard of it late
             effect = min(effect, record.catch_up.behind_until(at, since))
     used = 1
     while not failed[used - 1].terminal and used < len(failed):
@@ -525,6 +528,9 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
             own = [e for e in before if e in own or _stops_jobmanager(e)]
             active = active or own
         before = active or before
+    closing = [e for e in before if e.kind in REFUSING and cause.t_ns - e.begun_ns <= NEAR_NS]
+    if cause.kind == "connection" and closing:  # others on that TaskManager may only be silent
+        return closing[-1]
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
     hit = [

@@ -333,6 +333,9 @@ RENEWED = wait("lease", LEASE, (9, 18), who="jobmanager", what="")
         ([MISSED], {"lost": 10}, None),  # it has to restart anyway
         ([MISSED], {"lost": 18}, None),
         ([MISSED], {"lost": 18.1}, (HEARTBEAT, 8.5)),
+        ([MISSED], {"lost": 18, "loses": "jobmanager.kill"}, None),
+        ([MISSED], {"lost": 18, "loses": "process.pause"}, None),  # it may have lasted longer than the limit
+        ([MISSED], {"lost": 18, "loses": "frames.drop"}, (HEARTBEAT, 8.5)),
     ],
 )  # fmt: skip
 def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
@@ -351,7 +354,7 @@ def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
     effects = [
         effect("slow", "network.latency", 0, 30),
         pause,
-        effect("kill", "process.kill", lost, 31, "tm-2"),
+        effect("kill", more.get("loses", "process.kill"), lost, 31, "tm-2"),
     ]
     (found,) = with_enough([known], [failure(at(more.get("failed", ended)))], waits, effects, asked)
     (one,) = found.segments

@@ -80,6 +80,16 @@ def test_a_fault_that_closes_no_connection_is_not_to_blame_for_a_lost_one(kind: 
     assert blamed is effects[closes]
 
 
+@pytest.mark.parametrize(("kind", "begun", "blamed"), [("network.reset", 8.9, 1), ("network.half-open", 8.9, 1), ("network.reset", 8.7, 0), ("network.stall", 8.9, 0)])  # fmt: skip
+def test_the_fault_that_closed_a_connection_is_to_blame_rather_than_a_silent_one_on_its_producer(
+    kind: str, begun: float, blamed: int
+):
+    """The connection was lost at once, at 9 s. The failure names the producer's TaskManager."""
+    effects = [fault("cut", 2, 20, "network.partition", "tm-0"), fault("later", begun, 20, kind, "tm-1")]
+    cause = Cause(at(9), "t", "X", "Task", "tm-0-1", kind="connection")
+    assert responsible(effects, cause) is effects[blamed]
+
+
 ON_DATA = {"partition", "checkpoint", "failure-report"}
 CONTROL = {
     "partition",
