@@ -249,7 +249,7 @@ class _Ends:
         back = max(known, default=0)
         if len(known) < len(ends) or back < wait.end_ns or self._dead(lost.what, back):
             return None
-        if any(e.kind != _MUTED for e in silent) and self._checkpoint_expires(wait, back):
+        if any(e.kind != _MUTED for e in silent) and self._other_expires(lost, back):
             return None
         own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
         begun = [w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS]
@@ -279,11 +279,14 @@ class _Ends:
         needed = self.interval_ns + sum(self.round_trips[e.fault] for e in late)
         return None if not late or self._dead(lost.what, lost.start_ns + needed) else needed
 
-    def _checkpoint_expires(self, lost: Wait, until_ns: int) -> bool:
-        """Return whether a checkpoint that this loss ended would have expired before, and failed the job."""
-        own = [w for w in self.waits if w.kind == "checkpoint" and w.budget_ns > 0]
-        ended = [w for w in own if w.start_ns < lost.end_ns <= w.end_ns + TIE_NS]
-        return not self.tolerated and any(w.start_ns + w.budget_ns < until_ns for w in ended)
+    def _other_expires(self, lost: Wait, until_ns: int) -> bool:
+        """Return whether another wait that this loss ended would have expired before, and failed the job: a checkpoint, or the deployment of a
+        task to the lost TaskManager."""
+        ended = [w for w in self.waits if w.start_ns < lost.end_ns <= w.end_ns + TIE_NS]
+        over = [w for w in ended if w.budget_ns > 0 and w.start_ns + w.budget_ns < until_ns]
+        placed = self.places(lost.end_ns)
+        deployed = (w for w in over if w.kind == "deployment" and placed.get(w.what) == ordinal(lost.what))
+        return any(deployed) or (not self.tolerated and any(w.kind == "checkpoint" for w in over))
 
     def _dead(self, process: str, until_ns: int) -> bool:
         ordinal, before = process.rpartition("-")[0], [e for e in self.effects if e.begun_ns <= until_ns]

@@ -296,6 +296,24 @@ def test_a_taskmanager_that_hears_nothing_of_the_jobmanager_waits_for_it():
     assert enough_s([given_up], [mute], {"mute": {"duration_s": 6.9}}) == 8.0
 
 
+@pytest.mark.parametrize(
+    ("span", "place", "enough"),
+    [
+        ((11, 15), "tm-1", None),
+        ((11, 15), "tm-2", 7.0),
+        ((12.1, 15), "tm-1", 7.0),  # it would have expired after the return
+        ((9, 11), "tm-1", 7.0),  # it had been acknowledged
+    ],
+)
+def test_a_deployment_that_expires_meanwhile_fails_the_job_anyway(
+    span: tuple[float, float], place: str, enough: float | None
+):
+    """The process answers again at 17 s, and its loss ended the deployment of a task to it at 15 s."""
+    deployed = wait("deployment", "pekko.ask.timeout", span, 4.9, what="map-0", outcome=Outcome.CANCELLED)
+    found = enough_s([BEATS, deployed], [GC], {"gc": {"duration_s": 6.9}}, places={"map-0": place})
+    assert found == enough
+
+
 def test_a_product_of_options_is_not_enough_by_itself():
     """heartbeat.timeout would have ended the wait instead."""
     product = wait("heartbeat", "heartbeat.interval × heartbeat.rpc-failure-threshold", (10, 15))
