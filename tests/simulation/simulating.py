@@ -14,6 +14,8 @@ from typing import Any
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
+from testbed_runtime.core.documents import PAGE_FILE, RECOVERY_FILE, VERDICT_FILE
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.runner.engine import RunRequest, RunResult
@@ -23,6 +25,10 @@ from testbed_runtime.simulation.entry import simulate
 from testbed_runtime.simulation.loop import PROCESS, VirtualLoop
 
 RUN = "simulated"
+UNKNOWN_MAX = 0.01
+"""Share of a recovery that no recorded wait covers."""
+UNKNOWN_S = 0.02
+"""Seconds that no wait has to cover: a start takes 60 ms, and its first records wait for a flush of their buffers."""
 
 
 STANDING: list[float] = []
@@ -122,6 +128,22 @@ def run_one(document: dict[str, Any], folder: Path) -> Ran:
         if not row["phase"] and row["quantile"] is None
     }
     return Ran(result, complaints, trial, entry, metrics)
+
+
+def shortcomings(folder: Path) -> list[str]:
+    """Return why the run in this folder is not one that passed, with a report, and with an owner for every second of each recovery."""
+    verdict = json.loads((folder / VERDICT_FILE).read_text())
+    found = [f"{e['text']}: {e['verdict']}" for e in verdict["expectations"] if e["verdict"] != "Pass"]
+    found += [verdict["summary"]] if verdict["verdict"] != "Pass" else []
+    found += [] if (folder / PAGE_FILE).is_file() else ["there is no report"]
+    answers = map(TrialRecovery.from_json, json.loads((folder / RECOVERY_FILE).read_text()).values())
+    recoveries = [one for answer in answers for one in (answer.start, *answer.recoveries)]
+    found += [] if recoveries else ["there is no recovery"]
+    for one in filter(None, recoveries):
+        unknown_s = one.unattributed_s + one.from_events_s
+        if unknown_s > max(UNKNOWN_S, UNKNOWN_MAX * one.total_s):
+            found.append(f"{unknown_s} s of a recovery have no owner")
+    return found
 
 
 def digest(trial: Trial) -> str:

@@ -12,7 +12,10 @@ import pytest
 import yaml
 
 from testbed_runtime.cli import main
+from testbed_runtime.core.documents import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from tests.figures import differences, figures, recorded
+from tests.simulation.simulating import Complaints, shortcomings
 from tests.test_sources import ROOT, ROWS
 
 READMES: dict[str, dict[str, dict[str, str | list[str]]]] = yaml.safe_load(
@@ -43,6 +46,13 @@ def _declared() -> list[object]:
     return params
 
 
+DECLARED = _declared()
+_WHOLE = [param.id.removeprefix("simulate ") for param in DECLARED if param.marks == [pytest.mark.virtual]]
+SIMULATED = {path for path in _WHOLE if " " not in path}
+"""Folders and documents that are simulated here as a whole, in `make test`. Their runs are also checked as those of `test_scenarios.py`."""
+SUPERSTEPS = {"scenarios/examples/bulk-iteration.yaml": 10, "scenarios/examples/delta-iteration.yaml": 100}
+
+
 @pytest.fixture
 def headgate(monkeypatch, capsys, tmp_path):
     """Run a command of the documentation from the folder of the repository. Return its output and the folder of its run."""
@@ -62,12 +72,19 @@ def headgate(monkeypatch, capsys, tmp_path):
     return call
 
 
-@pytest.mark.parametrize(("commands", "checked"), _declared())
+@pytest.mark.parametrize(("commands", "checked"), DECLARED)
 def test_the_figures_of_a_text_are_what_its_command_shows(commands, checked, headgate) -> None:
-    """Within 5 % or the rounding. A command with RUN uses the run of the command before it."""
+    """Within 5 % or the rounding. A command with RUN uses the run of the command before it. A scenario passes, and asyncio complains of
+    nothing."""
     folder = None
-    for command in commands:
-        output, folder = headgate(command, folder)
+    with Complaints() as complaints:
+        for command in commands:
+            output, folder = headgate(command, folder)
+    document = commands[-1].removeprefix("headgate simulate ")
+    if document in SIMULATED:
+        assert (shortcomings(folder), complaints.texts) == ([], [])
+    if document in SUPERSTEPS:
+        _check_iteration(folder, SUPERSTEPS[document])
     wrong = [
         f"{name}: {difference}"
         for name, text, passages in checked
@@ -75,6 +92,17 @@ def test_the_figures_of_a_text_are_what_its_command_shows(commands, checked, hea
         for difference in differences(text, passage, shown, output, folder)
     ]
     assert not wrong
+
+
+def _check_iteration(folder: Path, supersteps: int) -> None:
+    """Every second of the recovery has an owner, and the supersteps that are done again own most of them."""
+    rows = json.loads((folder / "metrics.json").read_text())
+    assert [r["value"] for r in rows if r["metric"] == "iteration.supersteps"] == [supersteps]
+    (found,) = json.loads((folder / RECOVERY_FILE).read_text()).values()
+    for recovery in TrialRecovery.from_json(found).recoveries:
+        assert recovery is not None
+        assert recovery.unattributed_s == pytest.approx(0, abs=0.01)
+        assert recovery.prices[0].kind == "iteration"
 
 
 def test_every_passage_with_figures_is_in_its_text() -> None:

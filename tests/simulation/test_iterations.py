@@ -14,14 +14,10 @@ import pytest
 
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import job_graph
-from testbed_runtime.cli import loading
-from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.job.jobgraph import JobGraph
-from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.workload.iteration import UpdateBuffer
-from tests.simulation.simulating import run_document
 from tests.simulation.smallworld import SmallWorld, small_world
 
 NO_CHECKPOINTS = {"execution.checkpointing.interval": ""}
@@ -394,21 +390,3 @@ def test_two_records_with_one_key_leave_delivery_open(tmp_path: Path):
     assert played.lines == sorted(set(played.lines))
     assert 5 < len(played.lines) <= 10
     assert played.wrong == 0, "a record that replaces another one has its place in the order"
-
-
-@pytest.mark.virtual
-@pytest.mark.parametrize(("name", "supersteps"), [("bulk", 10), ("delta", 100)])
-def test_the_shipped_examples_pass_in_virtual_time(tmp_path: Path, name: str, supersteps: int):
-    """Every second of the recovery has an owner, and the supersteps that are done again own most of them."""
-    examples = Path(__file__).parents[2] / "scenarios" / "examples"
-    (tmp_path / "supersteps.py").write_bytes((examples / "supersteps.py").read_bytes())
-    result, complaints = run_document(loading.load(examples / f"{name}-iteration.yaml").document, tmp_path)
-    bad = [e for e in result.verdict["expectations"] if e["verdict"] != "Pass"]
-    assert (result.verdict["verdict"], bad, complaints) == ("Pass", [], [])
-    rows = json.loads((tmp_path / "metrics.json").read_text())
-    assert [r["value"] for r in rows if r["metric"] == "iteration.supersteps"] == [supersteps]
-    (found,) = json.loads((tmp_path / RECOVERY_FILE).read_text()).values()
-    for recovery in TrialRecovery.from_json(found).recoveries:
-        assert recovery is not None
-        assert recovery.unattributed_s == pytest.approx(0, abs=0.01)
-        assert recovery.prices[0].kind == "iteration"
