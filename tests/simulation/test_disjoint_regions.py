@@ -79,8 +79,13 @@ def test_regions_that_fail_at_nearly_the_same_time_lose_and_duplicate_nothing() 
     assert violations(range(20)) == {}
 
 
-@pytest.mark.virtual
-@pytest.mark.parametrize("first", range(20, 220, 50))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=pytest.mark.virtual if first < 120 else pytest.mark.soak)
+        for first in range(20, 220, 50)
+    ],
+)
 def test_more_draws_lose_and_duplicate_nothing(first: int) -> None:
-    """The same, for a minute."""
+    """The same. The second half of the draws is in `make soak`."""
     assert violations(range(first, first + 50)) == {}

@@ -26,9 +26,9 @@ from tests.simulation.simulating import RUN, run_document
 from tests.simulation.smallswarm import ALIGNED_TIMEOUT, UNALIGNED, draw
 from tests.simulation.smallworld import small_world
 
-CHUNKS = 4
+CHUNKS = 2
 SEEDS_PER_CHUNK = 30
-SOAK_CHUNKS = 100
+SOAK_CHUNKS = 102
 """Each with as many seeds, after the quick ones."""
 TASKMANAGERS = 6
 EXAMPLE = Path(__file__).parents[2] / "scenarios" / "examples" / "rescaled.yaml"
