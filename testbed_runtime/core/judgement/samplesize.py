@@ -64,8 +64,6 @@ def share_shown(*, within: int, trials: int) -> float:
 
 def binomial_cdf(most: int, trials: int, probability: float) -> float:
     """Return the probability of at most `most` events in this number of trials."""
-    if probability >= 1:
-        return 1.0 if most >= trials else 0.0
     return sum(
         math.comb(trials, k) * probability**k * (1 - probability) ** (trials - k) for k in range(most + 1)
     )
