@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from testbed_runtime.runner.manifest import write_json
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.checking.agreeing import agreeing
+from tests.checking.conftest import Builder
 
 RUN = "run"
 HOUR_NS = 3600 * 1_000_000_000
@@ -196,12 +199,12 @@ DAMAGE: list[tuple[str, str, str, Change]] = [
 
 
 def write(
-    folder: Path, trial: Trial, entry: dict[str, Any], damaged: str = "", change: Change | None = None
+    folder: Path, sealed_trial: Path, entry: dict[str, Any], damaged: str = "", change: Change | None = None
 ) -> Path:
-    """Write a run with one trial, and damage one table so that the seal agrees with it. The seal is of an earlier version, without
+    """Write a run with a copy of one trial, and damage one table so that the seal agrees with it. The seal is of an earlier version, without
     digests, which would find each damage."""
     history = folder / "history" / "main-1"
-    write_trial(history, Trial(RUN, "main-1", trial.tables))
+    shutil.copytree(sealed_trial, history)
     if change is not None:
         path = history / f"{damaged}.parquet"
         table = change(pq.ParquetFile(path).read())
@@ -218,35 +221,44 @@ def write(
     return history
 
 
-def good(history: Any) -> Trial:
+@cache
+def good() -> Trial:
     """The good history under the run's name."""
 
     def rename(table: pa.Table) -> pa.Table:
         table = table.set_column(0, "run", pa.array([RUN] * len(table), pa.string()))
         return table.set_column(1, "trial", pa.array(["main-1"] * len(table), pa.string()))
 
-    built = agreeing(history)
+    built = agreeing(Builder())
     return Trial(RUN, "main-1", {name: rename(built.table(name)) for name in TABLES})
+
+
+@pytest.fixture(scope="module")
+def sealed_trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The good history in files."""
+    folder = tmp_path_factory.mktemp("good") / "main-1"
+    write_trial(folder, good())
+    return folder
 
 
 def conclude(folder: Path) -> dict[str, Any]:
     return asyncio.run(judge_run(folder, DirectEvaluator(), Silent())).verdict
 
 
-def test_the_good_history_is_sound(history: Any, tmp_path: Path):
+def test_the_good_history_is_sound(history: Any, sealed_trial: Path, tmp_path: Path):
     """Without damage the same run passes, so every verdict below comes from the damage."""
-    folder = write(tmp_path, good(history), history.entry())
+    folder = write(tmp_path, sealed_trial, history.entry())
     assert check_trial(read_trial(folder, run=RUN), history.entry()) == []
     assert conclude(tmp_path)["verdict"] == str(Verdict.PASS)
 
 
 @pytest.mark.parametrize(("what", "table", "column", "change"), DAMAGE, ids=[d[0] for d in DAMAGE])
 def test_a_damaged_history_is_an_error_that_names_table_and_column(
-    history: Any, tmp_path: Path, what: str, table: str, column: str, change: Change
+    history: Any, sealed_trial: Path, tmp_path: Path, what: str, table: str, column: str, change: Change
 ):
     """The damage is found when the history is opened, before any metric is computed."""
     del what
-    folder = write(tmp_path, good(history), history.entry(), table, change)
+    folder = write(tmp_path, sealed_trial, history.entry(), table, change)
     with pytest.raises(DamagedHistory) as caught:
         read_trial(folder, run=RUN, entry=history.entry())
     assert any((d.table, d.column) == (table, column) for d in caught.value.found)
@@ -255,9 +267,9 @@ def test_a_damaged_history_is_an_error_that_names_table_and_column(
     assert f"{table}.parquet, column {column}" in verdict["summary"]
 
 
-def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, tmp_path: Path):
+def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, sealed_trial: Path, tmp_path: Path):
     """Otherwise the table could lack any rows."""
-    folder = write(tmp_path, good(history), history.entry())
+    folder = write(tmp_path, sealed_trial, history.entry())
     sealed = json.loads((folder / SEALED).read_text())
     del sealed["rows"]["tasks"]
     (folder / SEALED).write_text(json.dumps(sealed))
@@ -288,19 +300,19 @@ def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, tmp_path: P
     ],
 )  # fmt: skip
 def test_a_damaged_manifest_names_the_field(
-    history: Any, tmp_path: Path, changes: dict[str, Any], problem: str
+    history: Any, sealed_trial: Path, tmp_path: Path, changes: dict[str, Any], problem: str
 ):
     """No stack trace, whatever its entries are."""
-    write(tmp_path, good(history), history.entry(**changes))
+    write(tmp_path, sealed_trial, history.entry(**changes))
     with pytest.raises(UserError) as caught:
         conclude(tmp_path)
     assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize("table", ["delivery", "tasks", "events", "faults", "latency", "channels"])
-def test_an_emptied_table_never_passes(history: Any, tmp_path: Path, table: str):
+def test_an_emptied_table_never_passes(history: Any, sealed_trial: Path, tmp_path: Path, table: str):
     """Its rows are missing from the sequence numbers, so nothing can be said: neither a pass nor lost records."""
-    write(tmp_path, good(history), history.entry(), table, lambda t: t.slice(0, 0))
+    write(tmp_path, sealed_trial, history.entry(), table, lambda t: t.slice(0, 0))
     verdict = conclude(tmp_path)
     assert verdict["verdict"] == str(Verdict.INCONCLUSIVE), verdict["summary"]
     if table in ("delivery", "events"):  # the others are the last rows, or the only ones, of their process
@@ -313,11 +325,11 @@ def test_an_emptied_table_never_passes(history: Any, tmp_path: Path, table: str)
 
 @pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])
 def test_a_job_that_starts_from_a_checkpoint_may_lag_by_the_time_since_that(
-    history: Any, tmp_path: Path, key: str
+    history: Any, sealed_trial: Path, tmp_path: Path, key: str
 ):
     """Records that were in flight in an unaligned checkpoint keep the time at which they were due in the earlier run."""
     entry = history.entry(configuration={key: "files/main-1"})
-    folder = write(tmp_path, good(history), entry, "tasks", put("lag_ns", 3 * 3600 * 10**9, 3))
+    folder = write(tmp_path, sealed_trial, entry, "tasks", put("lag_ns", 3 * 3600 * 10**9, 3))
     assert check_times(read_trial(folder, run=RUN), entry) == []
 
 
@@ -338,8 +350,8 @@ def test_samples_outside_the_life_of_their_task_have_another_clock(history: Any)
 
 def test_every_row_is_named_as_stored(history: Any):
     """The row of a finding is its position in the file, so that it can be looked up."""
-    trial = good(history)
-    trial.tables["tasks"] = put("records_in", None, 7)(trial.tables["tasks"])
+    tables = {**good().tables, "tasks": put("records_in", None, 7)(good().tables["tasks"])}
+    trial = Trial(RUN, "main-1", tables)
     (found,) = check_trial(trial, history.entry())
     assert str(found) == "tasks.parquet, column records_in, row 7: is null"
 
