@@ -49,7 +49,15 @@ def failure(t_ns: int) -> Cause:
     return Cause(t_ns=t_ns, text="", cause_class="", detector="JobMaster", taskmanager="")
 
 
-def enough_s(
+def enough_s(waits: list[Wait], *given: Any, **more: Any) -> float | None:
+    """Return how long the first wait would have had to last, in a round that it ended."""
+    part = judged(waits, *given, **more)
+    assert (part.enough_ns < 0) == (part.budget_ns < 0)
+    assert part.budget_ns in (-1, waits[0].budget_ns)
+    return None if part.enough_ns < 0 else part.enough_ns / NS
+
+
+def judged(
     waits: list[Wait],
     effects: list[FaultEffect],
     asked: dict[str, dict[str, Any]],
@@ -58,8 +66,8 @@ def enough_s(
     segment: dict[str, Any] | None = None,
     configuration: dict[str, str] | None = None,
     places: dict[str, str] | None = None,
-) -> float | None:
-    """Return how long the first wait would have had to last, in a round that it ended. `asked`: the faults of the manifest."""
+) -> Segment:
+    """Return the segment of the first wait, in a round that it ended. `asked`: the faults of the manifest."""
     first = waits[0]
     own = {
         "kind": first.kind, "phase": "detect", "who": first.who, "what": first.what, "start_ns": first.start_ns + at(0.1),
@@ -73,9 +81,7 @@ def enough_s(
     moment = first.end_ns if failed is None else at(failed)
     (found,) = with_enough([known], [failure(moment)], waits, effects, entry, places=lambda _: places or {})
     (part,) = found.segments
-    assert (part.enough_ns < 0) == (part.budget_ns < 0)
-    assert part.budget_ns in (-1, first.budget_ns)
-    return None if part.enough_ns < 0 else part.enough_ns / NS
+    return part
 
 
 LATE = [effect("late", "registration.delay", 0, 30)]
@@ -174,6 +180,20 @@ def test_a_checkpoint_waits_for_its_own_writes_only():
     waits = [wait("checkpoint", CHECKPOINT, (10, 15), fault="slow"), *before]
     asked = {"slow": {"duration_s": 24, "params": {"delay_s": 7.0}}}
     assert enough_s(waits, [effect("slow", "store.slow", 6, 30)], asked) == 9.02
+
+
+@pytest.mark.parametrize(
+    ("before", "enough"), [((), 20.0), ((5,), 12.5), ((0, 5), 10.0), ((0, 5.03), 12.485)]
+)
+def test_checkpoints_that_expired_one_after_the_other_share_the_time(
+    before: tuple[float, ...], enough: float
+):
+    """The store is slow until 30 s, and a checkpoint from 10 to 15 s fails the job. With a longer timeout, each of those before it would
+    have lasted longer too."""
+    waits = [wait("checkpoint", CHECKPOINT, (begin, 5 + 5 * (begin >= 5)), fault="slow") for begin in before]
+    waits = [wait("checkpoint", CHECKPOINT, (10, 15), fault="slow"), *waits]
+    asked = {"slow": {"duration_s": 30, "params": {"delay_s": 3.0}}}
+    assert enough_s(waits, [effect("slow", "store.slow", 0, 30)], asked) == enough
 
 
 @pytest.mark.parametrize(
@@ -427,3 +447,19 @@ def test_restarts_in_a_fault_save_only_what_comes_after_its_end(
     again = [replace(rounds[0], segments=(before, *rounds[0].segments[1:]))]
     (found,) = with_enough(again, [], [late], [effect("late", "registration.delay", 0, 20)], entry)
     assert found.segments[0].slack_ns == -1
+
+
+@pytest.mark.parametrize(
+    ("again", "place", "slack_s"),
+    [((), "tm-1", 1.0), ((16,), "tm-1", 5 - 8 / 3), ((16, 21), "tm-1", 3.0), ((), "tm-2", -1)],
+)
+def test_a_shorter_timeout_lets_a_muted_taskmanager_be_lost_once_more(
+    again: tuple[float, ...], place: str, slack_s: float
+):
+    """It would have been heard again after 8 s, and was lost after 5 s each time. Three losses fit into 8 s below 2.67 s."""
+    more = [wait("heartbeat", HEARTBEAT, (begin, begin + 5)) for begin in again]
+    mute = effect("mute", "heartbeats.mute", 10.1, 17, "tm-1")
+    asked = {"mute": {"duration_s": 6.9}}
+    found = judged([BEATS, *more], [mute], asked, places={"map-0": place})
+    assert found.slack_ns == pytest.approx(round(slack_s * NS) if slack_s >= 0 else -1, abs=1)
+    assert found.next == ("tm-1 to be lost once more, during the fault `mute`" if slack_s >= 0 else "")

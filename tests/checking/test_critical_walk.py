@@ -451,6 +451,15 @@ def test_of_waits_that_ended_together_one_owns_the_time(a: tuple[Any, ...], b: t
     assert [name for name, _ in owners(waits, 6) if name in "ab"] == [owner]
 
 
+@pytest.mark.parametrize("kind", ["registration", "replacement", "start"])
+def test_a_taskmanager_that_comes_while_a_task_is_deployed_delayed_nothing(kind: str):
+    """However short the last of the steps after the slots is."""
+    waits = [
+        CLOSED, wait("slot", 1, 2.5), wait(kind, 2, 5), wait("deployment", 2.5, 5), wait("restore", 4.985, 5), wait("open", 5, 6),
+    ]  # fmt: skip
+    assert owners(waits, 6) == [("connection", 1), ("slot", 1.5), ("deployment", 2.5), ("open", 1)]
+
+
 @pytest.mark.parametrize(("ended", "owner"), [(3.005, "heartbeat"), (3.006, UNATTRIBUTED)])
 def test_a_failure_that_was_recorded_5_ms_after_it_was_known_is_the_same_one(ended: float, owner: str):
     """A later one only confirmed it."""
