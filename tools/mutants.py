@@ -62,6 +62,8 @@ MOST = 100
 """An integer larger than this is doubled instead of increased: one nanosecond more is no mistake."""
 ROUNDING = 1e-6
 """Numbers smaller than this only absorb rounding, like constants named EPSILON, and are not changed."""
+UNNOTICED = ("gc", "strict", "kw_only")
+"""Arguments that change no result: how a class is made, and a check of lists that always have one length."""
 TOLERANCE = re.compile(r"EPSILON|TOLERANCE|ROUNDING|__all__")
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -111,14 +113,14 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
 
 
 def _unjudged(tree: ast.Module) -> Iterator[ast.AST | None]:
-    """Yield what no test has to notice: annotations, decorators, widths in texts, tolerances, whether the garbage
-    collector tracks a value. Docstrings have no mutants."""
+    """Yield what no test has to notice: annotations, decorators, widths in texts, tolerances, and arguments that change
+    no result. Docstrings have no mutants."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield from (*node.decorator_list, getattr(node, "returns", None))
         elif isinstance(node, ast.arg | ast.AnnAssign):
             yield node.annotation
-        elif isinstance(node, ast.keyword) and node.arg == "gc":
+        elif isinstance(node, ast.keyword) and node.arg in UNNOTICED:
             yield node.value
         elif isinstance(node, ast.Assign) and TOLERANCE.search(ast.unparse(node.targets[0])):
             yield node
