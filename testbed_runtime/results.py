@@ -20,6 +20,7 @@ from testbed_runtime.core.errors import HeadgateError, UserError, first_line
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS, METRICS
 from testbed_runtime.core.judgement.recovery import ROUNDING_S, TrialRecovery
 from testbed_runtime.core.judgement.series import Timeseries
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.files import field_of, read_document
 
 _VALUE = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)] | None
@@ -28,7 +29,7 @@ _ROW = msgspec.defstruct(
 )
 
 
-def read_rows(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def read_rows(folder: Path, manifest: RunManifest) -> list[dict[str, Any]]:
     """Read the metrics.json of the run with this manifest. Raises HeadgateError when it is missing, damaged, or of another run."""
     if not (folder / METRICS_FILE).exists():
         why = f"it ended before a trial could be judged ({VERDICT_FILE} says why), or `headgate evaluate {folder}` has not run"
@@ -40,12 +41,12 @@ def read_rows(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]
     return found
 
 
-def _impossible(rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> str:
+def _impossible(rows: Sequence[Mapping[str, Any]], manifest: RunManifest) -> str:
     """Return the first field whose value no row of this run can have. Empty if there is none."""
-    trials = {entry["trial"] for entry in manifest["trials"]}
+    trials = {entry.trial for entry in manifest.trials}
     for number, row in enumerate(rows):
-        if row["run"] != manifest["run"]:
-            return f"[{number}].run: is {row['run']!r:.60}, but the run is {manifest['run']}"
+        if row["run"] != manifest.run:
+            return f"[{number}].run: is {row['run']!r:.60}, but the run is {manifest.run}"
         if row["trial"] not in trials:
             return f"[{number}].trial: is {row['trial']!r:.60}, which the run does not have"
         metric = METRICS.get(row["metric"])

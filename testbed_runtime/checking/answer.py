@@ -24,14 +24,12 @@ from testbed_runtime.checking.avoidable import is_of, with_enough
 from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
 from testbed_runtime.checking.common import (
-    Entry,
     TaskSeries,
     Windows,
     busiest,
     data,
     events,
     job_shape,
-    options,
     task_series,
     windows,
 )
@@ -43,7 +41,6 @@ from testbed_runtime.checking.faults import (
     FaultEffect,
     added_delays,
     check_faults,
-    parameters,
 )
 from testbed_runtime.checking.lasting import (
     capped,
@@ -100,6 +97,7 @@ from testbed_runtime.core.judgement.recovery import (
     SharedFault,
     TrialRecovery,
 )
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
@@ -119,7 +117,7 @@ _WAITED_FOR = ("slot", "input", "cancellation", "restart-delay", "fencing", "job
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
 
 
-def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
+def trial_recovery(trial: Trial, entry: TrialEntry) -> TrialRecovery:
     """Return every recovery of the trial and its first start. `entry` is its entry in manifest.json. Never raises for an
     empty or truncated history."""
     spans = windows(trial, entry)
@@ -174,11 +172,11 @@ def _behind_expired(recovery: Recovery, waits: Sequence[Wait]) -> set[str]:
 class _Paths:
     """Attributes outages of one trial."""
 
-    def __init__(self, trial: Trial, entry: Entry, waits: Sequence[Wait], spans: Windows) -> None:
+    def __init__(self, trial: Trial, entry: TrialEntry, waits: Sequence[Wait], spans: Windows) -> None:
         self.trial, self.entry, self.spans = trial, entry, spans
         self.busy = busy_texts(entry)
         self.producers = blocking_producers(entry)
-        self.options = options(entry).of_job(batch=bool(self.producers))
+        self.options = entry.options.of_job(batch=bool(self.producers))
         self.fenced = self.options.boolean("headgate.restart.fence-dead-slots")
         self.whole = self.options.text("jobmanager.execution.failover-strategy") == "full"
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
@@ -555,7 +553,9 @@ class _Paths:
         places = places_of_behind(self.trial, self.entry, (start, end), behind)
         starved = bool(starved_words(self.waits, start, end))
         carried = carried_bytes(self.trial, (start, end), places)
-        size = FaultSizes(parameters(self.entry), self.delays, starved, carried)
+        size = FaultSizes(
+            {fault.name: fault.params for fault in self.entry.faults}, self.delays, starved, carried
+        )
         return limiting_fault(effects, (start, end), places, size=size, own=self.outage_fault)
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:

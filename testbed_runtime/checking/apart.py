@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import Entry, JobShape, data, events
+from testbed_runtime.checking.common import JobShape, data, events
 from testbed_runtime.checking.criticalpath import NEAR_NS, is_awaited, taskmanager_of
 from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
@@ -20,10 +20,10 @@ from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
-from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
@@ -254,13 +254,12 @@ def lost_in(
     return frozenset(killed.union(*map(targets_of, paused)))
 
 
-def missing_taskmanagers(entry: Entry, lost: int) -> int:
+def missing_taskmanagers(entry: TrialEntry, lost: int) -> int:
     """Return how many TaskManagers have to come before the job has its slots again, if `lost` of them are gone. At least one is. 0 if it is
     not known how many slots there are."""
-    groups = [(v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)]
+    groups = [(vertex.slot_sharing_group, vertex.parallelism) for vertex in entry.job.vertices]
     needed = sum(slots_of_groups(groups).values())
-    managers = (entry.get("job") or {}).get("taskManagers") or {}
-    replicas, slots = int(managers.get("replicas") or 0), int(managers.get("slots") or 1)
+    replicas, slots = entry.job.task_managers.replicas, entry.job.task_managers.slots
     return max(0, -(-needed // slots) - replicas + max(1, lost)) if needed and replicas else 0
 
 
@@ -271,7 +270,7 @@ def stalled_taskmanager(wait: Wait) -> str | None:
 
 
 def awaited_by(
-    entry: Entry, lost: Set[str], waits: Iterable[Wait], start_ns: int, end_ns: int
+    entry: TrialEntry, lost: Set[str], waits: Iterable[Wait], start_ns: int, end_ns: int
 ) -> frozenset[str]:
     """Return the TaskManagers for which the job waited in an outage: the first that came, until it had its slots again. It had lost those in
     `lost`, and those that registered once more."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import Entry, options
 from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, round_trip_delays, targets_of
@@ -21,6 +20,7 @@ from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.core.job.limits import BACKOFF_MAX, enough_backoff
 from testbed_runtime.core.job.messages import SubmitTask
 from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, RM_NAME, Outcome, Wait
 
@@ -48,14 +48,14 @@ def with_enough(
     failures: Sequence[Cause],
     waits: Sequence[Wait],
     effects: Sequence[FaultEffect],
-    entry: Entry,
+    entry: TrialEntry,
     *,
     places: Places = lambda _: {},
 ) -> tuple[Round, ...]:
     """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have
     completed, if the history shows that. `failures`: the failures of these rounds. `places`: the TaskManager of each
     task, before a point in time."""
-    shows, configuration = _Ends(waits, effects, entry, places), options(entry)
+    shows, configuration = _Ends(waits, effects, entry, places), entry.options
     used = places(rounds[-1].end_ns + 1).values()
 
     def longer(segment: Segment) -> Segment:
@@ -127,15 +127,14 @@ class _Ends:
     """Compute when a wait that expired would have completed."""
 
     def __init__(
-        self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: Entry, places: Places
+        self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: TrialEntry, places: Places
     ) -> None:
         self.waits, self.places = waits, places
         self.effects = [e for e in effects if e.injected_ns is not None]
-        faults = {str(f["name"]): f for f in entry.get("faults") or ()}
-        self.asked = {name: round(float(f.get("duration_s") or 0) * NS) for name, f in faults.items()}
-        self.methods = {name: (f.get("params") or {}).get("method") for name, f in faults.items()}
+        self.asked = {fault.name: round(fault.duration_s * NS) for fault in entry.faults}
+        self.methods = {fault.name: fault.params.get("method") for fault in entry.faults}
         self.delays, self.round_trips = added_delays(entry), round_trip_delays(entry)
-        chosen = options(entry)
+        chosen = entry.options
         self.interval_ns = round(chosen.duration("heartbeat.interval") * NS)
         self.tolerated = chosen.integer("execution.checkpointing.tolerable-failed-checkpoints")
 

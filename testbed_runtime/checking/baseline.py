@@ -8,15 +8,15 @@ from contextlib import suppress
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.lib.stride_tricks import sliding_window_view
 
-from testbed_runtime.checking.common import Entry, Window, Windows, job_shape, windows
+from testbed_runtime.checking.common import Window, Windows, job_shape, windows
 from testbed_runtime.checking.progress import SAMPLE_NS, Progress, goodput, progress_of
-from testbed_runtime.core.judgement.verdict import controls_of, variant_of
-from testbed_runtime.core.trial.plan import CONTROL
+from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints
-from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 
 STEADY_S = 3
@@ -58,7 +58,7 @@ class Baseline(Struct, frozen=True):
 
 
 def baseline_of(
-    trial: Trial, entry: Entry, spans: Windows, sinks: Sequence[Progress] | None = None
+    trial: Trial, entry: TrialEntry, spans: Windows, sinks: Sequence[Progress] | None = None
 ) -> Baseline | None:
     """Return the trial's baseline, or None if it has none or no record arrived in it. `sinks`: their
     progress, if known.
@@ -91,20 +91,20 @@ def cut(window: Window, sinks: Sequence[Progress]) -> Window:
     return Window(window.start, min(ends))
 
 
-def offered_rate(entry: Entry) -> float | None:
+def offered_rate(entry: TrialEntry) -> float | None:
     """Return the records per second that arrive at all sinks if the job keeps up. None if the job graph does not
     determine it."""
     shape = job_shape(entry)
-    known = {v["name"]: v for v in vertices(entry)}
-    if any(v.get("kind") in ("python", "iteration") for v in known.values()) or shape.windows:
+    known = {vertex.name: vertex for vertex in entry.job.vertices}
+    if any(vertex.kind in ("python", "iteration") for vertex in known.values()) or shape.windows:
         return None
     total = 0.0
     for source in shape.sources:
-        rate = known[source].get("recordsPerSecond")
+        rate = known[source].records_per_second
         # a limited source ends early and a socket has no rate
-        if rate is None or known[source].get("kind", "generated") != "generated":
+        if rate is None or known[source].kind not in ("", "generated"):
             return None
-        total += float(rate) * sum(shape.copies(source).values())
+        total += rate * sum(shape.copies(source).values())
     return total or None
 
 
@@ -124,20 +124,20 @@ def control_noise(trial: Trial, spans: Windows) -> float | None:
     return noise(sinks, Window(spans.baseline.start, max(spans.end, spans.baseline.end)))
 
 
-def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list[Entry]:
+def with_noise(entries: Sequence[TrialEntry], read: Callable[[TrialEntry], Trial]) -> list[TrialEntry]:
     """Return the manifest's entries. The entry of each fault trial also gets the noise of its control trial.
     `read` opens a control trial; its `tasks`, `task.state` and `task.restored` events and `checkpoints` are
     enough."""
     controls = controls_of(entries)
-    used = {controls.get(variant_of(e)) for e in entries if e.get("role") != CONTROL}
+    used = {controls.get(entry.variant) for entry in entries if not entry.is_control}
     noises = {}
     for entry in entries:
-        if entry["trial"] in used:
+        if entry.trial in used:
             with suppress(Exception):  # reading or judging this trial raises it again
                 trial = read(entry)
-                noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
-    known = [(entry, noises.get(controls.get(variant_of(entry), ""))) for entry in entries]
-    return [e if e.get("role") == CONTROL else {**e, "noise": own} for e, own in known]
+                noises[entry.trial] = control_noise(trial, windows(trial, entry))
+    known = [(entry, noises.get(controls.get(entry.variant, ""))) for entry in entries]
+    return [entry if entry.is_control else replace(entry, noise=own) for entry, own in known]
 
 
 def steady_share(own: float, control: float | None = None) -> float:

@@ -14,10 +14,11 @@ import numpy as np
 from msgspec import Struct
 
 from testbed_runtime.checking.baseline import baseline_of, cut, normal_lag
-from testbed_runtime.checking.common import Entry, Window, Windows, data, events, job_shape, options
+from testbed_runtime.checking.common import Window, Windows, data, events, job_shape
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import SAMPLE_NS, Progress, all_received, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, ints, vertex_of
 from testbed_runtime.history.schema import Trial
@@ -114,7 +115,13 @@ class CatchUp(Struct, frozen=True):
 
     @classmethod
     def read(
-        cls, trial: Trial, entry: Entry, spans: Windows, end: int, *, held: Sequence[tuple[int, int]] = ()
+        cls,
+        trial: Trial,
+        entry: TrialEntry,
+        spans: Windows,
+        end: int,
+        *,
+        held: Sequence[tuple[int, int]] = (),
     ) -> CatchUp:
         """Read the lag of all subtasks. `held`: spans in which a task waited for one of its inputs or for its
         state. Such a task is behind with that input, which the records of its other inputs do not show."""
@@ -238,11 +245,11 @@ def _united(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def flush_delays(trial: Trial, entry: Entry) -> dict[str, float]:
+def flush_delays(trial: Trial, entry: TrialEntry) -> dict[str, float]:
     """Map each vertex to the longest time in seconds that a record can wait for output flushers on its way
     there: one buffer timeout for each exchange. When a flusher runs depends on when its task was deployed. A
     redeployed job may therefore lag by up to this time more than in its baseline, without a backlog."""
-    timeout = max(0.0, options(entry).buffer_timeout_s)
+    timeout = max(0.0, entry.options.buffer_timeout_s)
     return {vertex: hops * timeout for vertex, hops in job_shape(entry).hops().items()}
 
 

@@ -15,15 +15,12 @@ from msgspec import Struct
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import NO_DATA
+from testbed_runtime.core.trial.manifest import PhaseEntry, TrialEntry
 from testbed_runtime.core.values import NS
-from testbed_runtime.history import manifest
 from testbed_runtime.history.columns import Ints, ints, numbered, parsed
-from testbed_runtime.history.manifest import edges, options_of, parallelism_of, vertices
 from testbed_runtime.history.schema import Trial
 
 Floats = npt.NDArray[np.float64]
-Entry = manifest.Entry
-options = options_of
 
 
 class Window(Struct, frozen=True):
@@ -58,28 +55,27 @@ class Windows(Struct, frozen=True):
         return [*phases, ("", self.judged), *self.milestones]
 
 
-def windows(trial: Trial, entry: Entry) -> Windows:
+def windows(trial: Trial, entry: TrialEntry) -> Windows:
     """Return the windows of a trial from the manifest. A phase that was not reached or has no length is None."""
-    spans = {p["name"]: p for p in entry.get("phases") or ()}
-    ends = [int(p["end_ns"]) for p in spans.values() if p.get("end_ns")]
-    end = int(spans["drain"]["start_ns"]) if spans.get("drain") else max(ends, default=_last_moment(trial))
+    spans = {phase.name: phase for phase in entry.phases}
+    ends = [phase.end_ns for phase in entry.phases]
+    end = spans["drain"].start_ns if "drain" in spans else max(ends, default=_last_moment(trial))
     fault, observation = _window(spans.get("fault"), end), _window(spans.get("observation"), end)
-    starts = [int(spans[n]["start_ns"]) for n in ("fault", "observation") if n in spans]
+    starts = [spans[n].start_ns for n in ("fault", "observation") if n in spans]
     judged = Window(min(starts), end) if starts and min(starts) < end else None
     return Windows(_window(spans.get("baseline"), end), fault, observation, judged, end)
 
 
-def stopped_ns(entry: Entry, spans: Windows) -> int | None:
+def stopped_ns(entry: TrialEntry, spans: Windows) -> int | None:
     """Return when the processes of a trial that was interrupted were stopped; None if it was drained, or if that is unknown."""
-    phases = entry.get("phases") or ()
-    whole = any(p["name"] == "drain" for p in phases) or not all(p.get("end_ns") for p in phases)
-    return None if whole or not phases else spans.end
+    drained = any(phase.name == "drain" for phase in entry.phases)
+    return None if drained or not entry.phases else spans.end
 
 
-def _window(span: Mapping[str, Any] | None, end: int) -> Window | None:
+def _window(span: PhaseEntry | None, end: int) -> Window | None:
     if span is None:
         return None
-    start, stop = int(span["start_ns"]), min(int(span.get("end_ns") or end), end)
+    start, stop = span.start_ns, min(span.end_ns, end)
     return Window(start, stop) if start < stop else None
 
 
@@ -256,15 +252,15 @@ class JobShape(Struct, frozen=True):
         return list(TopologicalSorter(upstream).static_order())
 
 
-def job_shape(entry: Entry) -> JobShape:
+def job_shape(entry: TrialEntry) -> JobShape:
     """Return the job graph from the manifest."""
-    known = vertices(entry)
+    known = entry.job.vertices
     return JobShape(
-        parallelism=parallelism_of(entry),
-        edges=tuple(edges(entry)),
-        sources=tuple(v["name"] for v in known if v.get("role") == "source"),
-        sinks=tuple(v["name"] for v in known if v.get("role") == "sink"),
-        windows=frozenset(v["name"] for v in known if v.get("kind") == "window"),
+        parallelism=entry.parallelism,
+        edges=tuple((edge.source, edge.target, edge.partitioning) for edge in entry.job.edges),
+        sources=tuple(v.name for v in known if v.role == "source"),
+        sinks=tuple(v.name for v in known if v.role == "sink"),
+        windows=frozenset(v.name for v in known if v.kind == "window"),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
+from testbed_runtime.checking.common import JobShape, data, events, job_shape
 from testbed_runtime.checking.completeness import delivery_incomplete
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.ledger import CHUNK_BYTES
@@ -27,8 +27,8 @@ from testbed_runtime.core.judgement.metrics import (
     NO_DATA,
     NOT_DRAINED,
 )
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.columns import Ints, vertex_of
-from testbed_runtime.history.manifest import blocking_edges, vertices
 from testbed_runtime.history.schema import Trial
 
 
@@ -69,7 +69,7 @@ MAX_EXAMPLES = 3
 """Number of places named in `detail`."""
 
 
-def check_delivery(trial: Trial, entry: Entry) -> Delivery:
+def check_delivery(trial: Trial, entry: TrialEntry) -> Delivery:
     """Compare all sinks with all sources. Every count is exact."""
     shape = job_shape(entry)
     rows = _distinct_commits(trial.rows("delivery"))
@@ -93,11 +93,11 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
     return found
 
 
-def _at_once(rows: list[dict[str, Any]], entry: Entry) -> frozenset[str]:
+def _at_once(rows: list[dict[str, Any]], entry: TrialEntry) -> frozenset[str]:
     """Return the sinks that commit without a checkpoint and may commit twice. A batch job commits its exactly-once sinks once, when it has
     finished."""
-    batch = bool(blocking_edges(entry)) or any(v.get("kind") == "iteration" for v in vertices(entry))
-    held = {str(v["name"]) for v in vertices(entry) if batch and v.get("delivery") == "exactly-once"}
+    batch = bool(entry.blocking_edges) or any(v.kind == "iteration" for v in entry.job.vertices)
+    held = {v.name for v in entry.job.vertices if batch and v.delivery == "exactly-once"}
     return frozenset(vertex_of(r["task"]) for r in rows if r["checkpoint"] < 0) - held
 
 
@@ -116,12 +116,12 @@ def source_ends(trial: Trial) -> dict[str, int]:
     return ends
 
 
-def _why_unknown(trial: Trial, entry: Entry, shape: JobShape, ends: dict[str, int]) -> tuple[str, str]:
+def _why_unknown(trial: Trial, entry: TrialEntry, shape: JobShape, ends: dict[str, int]) -> tuple[str, str]:
     states = [data(e).get("to") for e in events(trial, "job.state")]
     if states and states[-1] == "FAILED":
         return JOB_FAILED, ""
-    if not entry.get("drained"):
-        return NOT_DRAINED, str(entry.get("stop_refused") or "")
+    if not entry.drained:
+        return NOT_DRAINED, entry.stop_refused
     if incomplete := delivery_incomplete(trial):
         return HISTORY_INCOMPLETE, incomplete
     droppers = sorted({e["subject"] for e in events(trial, "function.dropped")})

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Entry, data, events, windows
+from testbed_runtime.checking.common import data, events, windows
 from testbed_runtime.core.faults.kinds import FAMILIES, per_direction
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import PLANES
@@ -19,6 +19,7 @@ from testbed_runtime.core.judgement.metrics import (
     RESIDUE_NOT_MEASURED,
     VOIDED,
 )
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import parsed, targets_in
 from testbed_runtime.history.schema import Trial
@@ -99,11 +100,11 @@ class FaultEffect(Struct, frozen=True):
         return "" if self.verified else FAULT_NOT_VERIFIED
 
 
-def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
+def check_faults(trial: Trial, entry: TrialEntry) -> list[FaultEffect]:
     """Return an effect for each fault in the manifest, and for each fault that only the history has."""
     rows = trial.rows("faults")
-    planes = {str(f["name"]): str(f.get("plane") or PLANES[0]) for f in entry.get("faults") or ()}
-    asked = [] if entry.get("role") == "control" else planes
+    planes = {fault.name: fault.plane for fault in entry.faults}
+    asked = [] if entry.is_control else planes
     names = dict.fromkeys([*asked, *(r["fault"] for r in rows if r["fault"])])
     end = windows(trial, entry).end
     # by itself, before the drain
@@ -160,24 +161,19 @@ def targets_of(effect: FaultEffect) -> list[str]:
     return targets_in(effect.targets) or []
 
 
-def parameters(entry: Entry) -> dict[str, Mapping[str, Any]]:
-    """Map the faults of a trial to their parameters."""
-    return {str(f["name"]): f.get("params") or {} for f in entry.get("faults") or ()}
-
-
-def added_delays(entry: Entry) -> dict[str, int]:
+def added_delays(entry: TrialEntry) -> dict[str, int]:
     """Map each fault of a trial to the delay that it adds to what passes in one direction, or to each message."""
-    own = {name: per_direction(params) for name, params in parameters(entry).items()}
+    own = {fault.name: per_direction(fault.params) for fault in entry.faults}
     return {name: round(max(float(p.get(key) or 0) for key in _DELAYS) * NS) for name, p in own.items()}
 
 
-def round_trip_delays(entry: Entry) -> dict[str, int]:
+def round_trip_delays(entry: TrialEntry) -> dict[str, int]:
     """Map each fault of a trial to the delay that it adds to a round trip."""
-    one_way = {str(f["name"]) for f in entry.get("faults") or () if f.get("direction", "both") != "both"}
+    one_way = {fault.name for fault in entry.faults if fault.direction != "both"}
     return {name: delay if name in one_way else 2 * delay for name, delay in added_delays(entry).items()}
 
 
-def held_times(trial: Trial, entry: Entry) -> dict[str, int]:
+def held_times(trial: Trial, entry: TrialEntry) -> dict[str, int]:
     """Map each fault of a trial to how long it may have kept one target from handling other messages: its
     delay of one message, or the delays of all messages, as the targets counted them."""
     found = added_delays(entry)

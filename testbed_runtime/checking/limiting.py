@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Entry, job_shape
+from testbed_runtime.checking.common import job_shape
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import ints, vertex_of
 from testbed_runtime.history.schema import Trial
@@ -81,7 +82,7 @@ def carried_bytes(trial: Trial, span: tuple[int, int], places: Collection[str]) 
 
 
 def places_of_behind(
-    trial: Trial, entry: Entry, span: tuple[int, int], behind: Collection[str]
+    trial: Trial, entry: TrialEntry, span: tuple[int, int], behind: Collection[str]
 ) -> frozenset[str]:
     """Return the TaskManagers that ran the subtasks in `behind`, and all vertices upstream of them, during
     the span. Return those that ran any tasks of the job if no subtask is known to be behind."""

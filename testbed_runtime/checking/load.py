@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from testbed_runtime.checking.common import Entry, Floats, group_starts, windows
+from testbed_runtime.checking.common import Floats, group_starts, windows
 from testbed_runtime.checking.latency import merged_buckets
 from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
@@ -115,7 +116,7 @@ def credit_waits(trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def progress_curves(trial: Trial, entry: Entry, edges: Ints) -> dict[str, list[float | None]]:
+def progress_curves(trial: Trial, entry: TrialEntry, edges: Ints) -> dict[str, list[float | None]]:
     """Return `goodput` (distinct records per second at the sinks) and `lag_s` (of the worst source or sink) of each bin.
 
     The lag of a dead or frozen subtask grows; None while nothing is known."""

@@ -20,13 +20,11 @@ from testbed_runtime.checking.checkpoints import Checkpoints, check_checkpoints
 from testbed_runtime.checking.clocks import clock_difference
 from testbed_runtime.checking.common import (
     Answers,
-    Entry,
     Window,
     Windows,
     busiest,
     data,
     events,
-    options,
     stopped_ns,
     windows,
 )
@@ -73,8 +71,8 @@ from testbed_runtime.core.judgement.metrics import (
 )
 from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import controls_of, variant_of
-from testbed_runtime.core.trial.plan import CONTROL
+from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
@@ -85,7 +83,9 @@ CONTROL_SHARE = 0.1
 Row = dict[str, Any]
 
 
-def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecovery | None = None) -> list[Row]:
+def trial_metrics(
+    trial: Trial, manifest_entry: TrialEntry, *, recovery: TrialRecovery | None = None
+) -> list[Row]:
     """Return all rows (METRIC_FIELDS) of one trial. `manifest_entry` is its entry under `trials` in manifest.json, and
     `recovery` its `trial_recovery`, if the caller has it already.
 
@@ -93,7 +93,7 @@ def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecover
     answers = Answers(trial)
     found = recovery or trial_recovery(trial, manifest_entry)
     spans = windows(trial, manifest_entry)
-    faults = [] if manifest_entry.get("role") == CONTROL else [str(f["name"]) for f in manifest_entry.get("faults") or ()]  # fmt: skip
+    faults = [] if manifest_entry.is_control else [fault.name for fault in manifest_entry.faults]
     spans = replace(spans, milestones=milestones(found, spans.end, faults))
     _delivery(answers, trial, manifest_entry)
     _credit(answers, trial, manifest_entry, spans)
@@ -112,7 +112,7 @@ def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecover
     return [{**r, "reason": never.get(r["phase"], r["reason"])} if never else r for r in answers.rows]
 
 
-def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> list[Row]:
+def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[TrialEntry]) -> list[Row]:
     """Return latency and throughput of each fault trial relative to its control trial (verdict.controls_of)."""
     by_trial: dict[str, dict[tuple[str, str, float | None], Mapping[str, Any]]] = {}
     for row in rows:
@@ -120,9 +120,9 @@ def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[Entry])
     controls = controls_of(entries)
     found: list[Row] = []
     for entry in entries:
-        if entry.get("role") != "control" and entry["trial"] in by_trial:
-            control = by_trial.get(controls.get(variant_of(entry), ""), {})
-            found.extend(_against(by_trial[entry["trial"]], control))
+        if not entry.is_control and entry.trial in by_trial:
+            control = by_trial.get(controls.get(entry.variant, ""), {})
+            found.extend(_against(by_trial[entry.trial], control))
     return found
 
 
@@ -146,13 +146,13 @@ def _ratio(value: float | None, base: float | None, reason: str) -> tuple[float 
     return (value / base, "") if base else (None, reason)
 
 
-def _delivery(answers: Answers, trial: Trial, entry: Entry) -> None:
+def _delivery(answers: Answers, trial: Trial, entry: TrialEntry) -> None:
     found = check_delivery(trial, entry)
     reason = found.reason
     detail = f"column bitmap of delivery: {found.detail}" if found.examples else found.detail
     answers.add("delivery.lost", found.lost, text=detail, reason=reason)
     # at-least-once allows duplicates after a failover
-    asked = options(entry).string("execution.checkpointing.mode")
+    asked = entry.options.string("execution.checkpointing.mode")
     allowed = (found.at_least_once or asked == "AT_LEAST_ONCE") and check_failovers(trial).count > 0
     text = AT_LEAST_ONCE if allowed else detail
     answers.add("delivery.duplicated", found.duplicated, text=text, reason=reason)
@@ -163,12 +163,12 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry) -> None:
     answers.add("delivery.committed", found.committed, reason="" if recorded else NO_DATA)
 
 
-def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+def _credit(answers: Answers, trial: Trial, entry: TrialEntry, spans: Windows) -> None:
     found = check_credit(trial)
     answers.known("network.in-flight", found.in_flight)
     answers.known("backpressure.reach", reached_source_s(trial))
     _push_back(answers, trial)
-    if not options(entry).credit_based:
+    if not entry.options.credit_based:
         answers.add("credit.violations", 0, text="no credit: the legacy mode")
         return
     finished = job_state(trial, spans.end) == "FINISHED"
@@ -209,7 +209,7 @@ def _job(answers: Answers, trial: Trial, spans: Windows) -> None:
     answers.add("job.cause", text=root_cause(trial, spans.end), reason=reason)
 
 
-def _failovers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+def _failovers(answers: Answers, trial: Trial, entry: TrialEntry, spans: Windows) -> None:
     stopped = stopped_ns(entry, spans)
     found = check_failovers(trial, stopped)
     seen = "" if len(trial.table("events")) else NO_DATA
@@ -224,7 +224,7 @@ def _failovers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> 
     answers.add("detection.detector", text=cause.detector if cause else "", reason=reason)
 
 
-def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
+def _throughput(answers: Answers, trial: Trial, entry: TrialEntry, spans: Windows) -> None:
     raw = sinks_of(trial)
     tasks = progress_of(trial, baseline=spans.baseline)
     sinks = [t for t in tasks if t.role == "sink"]
@@ -248,7 +248,7 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
         answers.known("tasks.cpu-per-record", cpu.seconds if cpu else None, phase)
         answers.known("tasks.buffers-per-record", cpu.buffers if cpu else None, phase)
         _sampled(answers, sampled_within(trial, window) if window else {}, phase)
-    control = control_noise(trial, spans) if entry.get("role") == CONTROL else None
+    control = control_noise(trial, spans) if entry.is_control else None
     noise = control if control is not None else base.noise if base else None
     answers.add("throughput.noise", noise, reason=NO_BASELINE if noise is None else "")
     alive = alive_at_end(sinks, spans)
@@ -381,7 +381,7 @@ def _counts(answers: Answers, trial: Trial) -> None:
     answers.known("history.missing", rows, text=text)
 
 
-def _faults(answers: Answers, trial: Trial, entry: Entry) -> None:
+def _faults(answers: Answers, trial: Trial, entry: TrialEntry) -> None:
     effects = check_faults(trial, entry)
     for effect in effects:
         answers.add("fault.verified", effect.verified, text=effect.fault, reason=effect.reason)
@@ -389,9 +389,11 @@ def _faults(answers: Answers, trial: Trial, entry: Entry) -> None:
     answers.add("fault.residue", residue, reason=reason)
 
 
-def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows, *, alive: bool | None) -> None:
+def _control(
+    answers: Answers, trial: Trial, entry: TrialEntry, spans: Windows, *, alive: bool | None
+) -> None:
     """Check a control trial: the job ran without failover, and records kept arriving at the baseline's rate."""
-    if entry.get("role") != CONTROL:
+    if not entry.is_control:
         return
     complaints = []
     if not sinks_of(trial):

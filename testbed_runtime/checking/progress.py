@@ -14,20 +14,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import (
-    Entry,
-    Floats,
-    TaskSeries,
-    Window,
-    Windows,
-    data,
-    events,
-    task_series,
-)
+from testbed_runtime.checking.common import Floats, TaskSeries, Window, Windows, data, events, task_series
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, vertex_of
-from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 
 SAMPLE_NS = NS // 10
@@ -304,11 +295,11 @@ def last_arrival(sinks: list[TaskSeries], until: int) -> int:
     return _last_increase([(s.t_ns, s.records_in) for s in sinks], until)
 
 
-def silent_sockets(trial: Trial, entry: Entry, until: int) -> bool:
+def silent_sockets(trial: Trial, entry: TrialEntry, until: int) -> bool:
     """Return whether nothing can arrive at the sinks because nothing was written into the sockets. The job
     reads sockets only, and no source has emitted a record since the last one arrived at a sink. False if a
     source is dead or paused, because it would not have read what was written."""
-    kinds = {vertex.get("kind") for vertex in vertices(entry) if vertex.get("role") == "source"}
+    kinds = {vertex.kind for vertex in entry.job.vertices if vertex.role == "source"}
     sources = task_series(trial, "source")
     if kinds != {"socket"} or not sources:
         return False

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec import Struct
 
 from testbed_runtime.checking.baseline import STEADY_S, baseline_of, steady_share, steady_since
-from testbed_runtime.checking.common import Entry, Window, windows
+from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.progress import progress_of
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
@@ -23,6 +23,7 @@ from testbed_runtime.core.judgement.metrics import (
     RECOVERY_PHASES,
 )
 from testbed_runtime.core.judgement.recovery import Recovery, Segment, SharedFault, TrialRecovery
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 
@@ -111,7 +112,7 @@ def _spans(effect: int, back: int, recovered: int, end: int) -> Iterator[tuple[s
         yield name, Window(start, stop) if start < stop else None
 
 
-def check_recovery(trial: Trial, entry: Entry, found: TrialRecovery) -> list[Phase]:
+def check_recovery(trial: Trial, entry: TrialEntry, found: TrialRecovery) -> list[Phase]:
     """Return the rows `recovery.<name>` of a trial, from its worst recovery."""
     recovery = worst(found)
     names = (*RECOVERY_PHASES, "downtime", "total", "rounds", "unattributed", "from-events")
@@ -178,7 +179,7 @@ def _downtime(recovery: Recovery) -> Phase:
     return Phase("downtime", recovery.total_s, reason=_bound(recovery))
 
 
-def _steady(trial: Trial, entry: Entry, recovery: Recovery) -> Phase:
+def _steady(trial: Trial, entry: TrialEntry, recovery: Recovery) -> Phase:
     """Return how long after the recovery the throughput reached its baseline again, within the measured noise."""
     if recovery.reason:
         return Phase("steady", None, reason=_bound(recovery))
@@ -189,7 +190,7 @@ def _steady(trial: Trial, entry: Entry, recovery: Recovery) -> Phase:
     bounded, begun = "spare capacity of the job", recovery.end_ns
     if spans.end - begun < STEADY_S * NS:
         return Phase("steady", max(0, spans.end - begun) / NS, bounded, OBSERVATION_TOO_SHORT)
-    share = steady_share(normal.noise, entry.get("noise"))
+    share = steady_share(normal.noise, entry.noise)
     since = steady_since(progress_of(trial, "sink"), Window(begun, spans.end), normal.reference, share)
     if since is not None:
         return Phase("steady", (since - begun) / NS, bounded)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from testbed_runtime.checking.common import Entry, data, events, options
+from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
-from testbed_runtime.history.manifest import blocking_edges
 from testbed_runtime.history.schema import Trial
 
 NEAR_INTERVAL_NS = 250_000_000
@@ -31,10 +31,10 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     return [_step(cause.kind, effect_ns, cause.t_ns, text)]
 
 
-def next_checkpoints(trial: Trial, entry: Entry, since: int, until: int) -> list[Wait]:
+def next_checkpoints(trial: Trial, entry: TrialEntry, since: int, until: int) -> list[Wait]:
     """Return the waits between `since` and `until` for checkpoints that the interval triggered, up to the one
     that failed at `until`. A store or a link that fails is noticed only with the next checkpoints."""
-    key, chosen = "execution.checkpointing.interval", options(entry)
+    key, chosen = "execution.checkpointing.interval", entry.options
     triggered = [r["t_ns"] for r in trial.rows("checkpoints") if r["state"] == "triggered"]
     begun = sorted(t_ns for t_ns in triggered if t_ns <= until)
     interval = round(chosen.duration(key) * NS)
@@ -51,9 +51,9 @@ def next_checkpoints(trial: Trial, entry: Entry, since: int, until: int) -> list
 _PRODUCTION = "the work of {}, whose consumers are deployed when it has finished"
 
 
-def blocking_producers(entry: Entry) -> frozenset[str]:
+def blocking_producers(entry: TrialEntry) -> frozenset[str]:
     """Return the vertices whose results are read only when they are complete."""
-    return frozenset(e["from"] for e in blocking_edges(entry))
+    return frozenset(edge.source for edge in entry.blocking_edges)
 
 
 def _production(trial: Trial, producers: frozenset[str], since: int, until: int) -> tuple[list[int], bool]:

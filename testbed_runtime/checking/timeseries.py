@@ -13,6 +13,7 @@ from testbed_runtime.checking.faults import sent_again_ns_of
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, rate_curve, vertex_load
 from testbed_runtime.core.judgement.quantities import seconds
+from testbed_runtime.core.trial.manifest import FaultEntry, TrialEntry
 from testbed_runtime.history.columns import Ints, filled_buckets, ints, parsed, targets_in
 from testbed_runtime.history.schema import Trial
 
@@ -32,7 +33,7 @@ _MARKED_EVENTS = (
 _FINAL_FAULT_STATES = ("clean", "residue", "failed", "voided")
 
 
-def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
+def trial_timeseries(trial: Trial, entry: TrialEntry) -> dict[str, Any]:
     """Return the trial's entry in timeseries.json. `entry` is the trial's entry in manifest.json.
 
     Times are seconds since the start of the trial's first phase. A bin without data is None."""
@@ -62,9 +63,9 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _limits(trial: Trial, entry: Mapping[str, Any]) -> tuple[int, int]:
+def _limits(trial: Trial, entry: TrialEntry) -> tuple[int, int]:
     """Return the start and end of the trial, from its phases or else from its rows."""
-    moments = [int(p[k]) for p in entry.get("phases", ()) for k in ("start_ns", "end_ns") if p.get(k)]
+    moments = entry.moments
     if not moments:
         moments = [int(t) for name in ("tasks", "events") for t in ints(trial.table(name), "t_ns")]
     return (min(moments), max(moments)) if moments else (0, 0)
@@ -113,12 +114,10 @@ def _span(kind: str, name: str, times: tuple[int, int], start: int, text: str = 
     }
 
 
-def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
-    failed = entry.get("job_state") in ("FAILED", "CANCELED")
-    reached = [p for p in entry.get("phases", ()) if p.get("start_ns") and p.get("end_ns")]
-    names = ["ended" if failed and p["name"] == "drain" else p["name"] for p in reached]
-    times = [(int(p["start_ns"]), int(p["end_ns"])) for p in reached]
-    return [_span("phase", name, own, start) for name, own in zip(names, times, strict=True)]
+def _phase_spans(entry: TrialEntry, start: int) -> list[dict[str, Any]]:
+    failed = entry.job_state in ("FAILED", "CANCELED")
+    named = [("ended" if failed and p.name == "drain" else p.name, p) for p in entry.phases]
+    return [_span("phase", name, (phase.start_ns, phase.end_ns), start) for name, phase in named]
 
 
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
@@ -181,15 +180,15 @@ def _checkpoint_marks(checkpoints: list[dict[str, Any]], start: int) -> list[dic
     return marks
 
 
-def _faults(faults: list[dict[str, Any]], entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _faults(faults: list[dict[str, Any]], entry: TrialEntry) -> list[dict[str, Any]]:
     """Return one row per fault: what the manifest requested and what the history recorded."""
-    asked = {f["name"]: f for f in entry.get("faults", ())}
+    asked = {fault.name: fault for fault in entry.faults}
     names = [*asked, *sorted({r["fault"] for r in faults} - set(asked))]
     rows = {name: [r for r in faults if r["fault"] == name] for name in names}
-    return [_one_fault(name, asked.get(name, {}), own) for name, own in rows.items()]
+    return [_one_fault(name, asked.get(name), own) for name, own in rows.items()]
 
 
-def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _one_fault(name: str, asked: FaultEntry | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for row in rows:
@@ -203,14 +202,14 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
     recorded = next((parsed(r["asked"]) for r in rows if r["asked"]), {})
     return {
         "fault": name,
-        "kind": asked.get("kind") or newest.get("kind", ""),
-        "backend": newest.get("backend") or asked.get("backend", ""),
-        "why": asked.get("why", ""),
-        "targets": targets or list(asked.get("targets", ())),
-        "at_s": asked.get("at_s"),
-        "before_submit": bool(asked.get("before_submit")),
-        "duration_s": asked.get("duration_s"),
-        "asked": recorded or {key: asked[key] for key in ("params", "direction") if key in asked},
+        "kind": asked.kind if asked else newest.get("kind", ""),
+        "backend": newest.get("backend") or (asked.backend if asked else ""),
+        "why": asked.why if asked else "",
+        "targets": targets or list(asked.targets if asked else ()),
+        "at_s": asked.at_s if asked else None,
+        "before_submit": asked is not None and asked.before_submit,
+        "duration_s": asked.duration_s if asked else None,
+        "asked": recorded or ({"params": asked.params, "direction": asked.direction} if asked else {}),
         "measured": measured,
         "after": after,
         "effect": _effect(rows),

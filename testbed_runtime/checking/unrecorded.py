@@ -8,11 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import Entry, data, events, options
+from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.faults import FaultEffect, round_trip_delays
 from testbed_runtime.core.job.limits import option_limit, restart_delay
 from testbed_runtime.core.job.messages import RequestSlot
 from testbed_runtime.core.job.registration import RegistrationConfig, RetryingRegistration
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
 from testbed_runtime.history.schema import Trial
@@ -23,7 +24,7 @@ requested."""
 _TIMEOUT = "cluster.registration.initial-timeout"
 
 
-def lost_waits(trial: Trial, entry: Entry, end_ns: int) -> list[Wait]:
+def lost_waits(trial: Trial, entry: TrialEntry, end_ns: int) -> list[Wait]:
     """Return the waits of restarts during which the JobManager was killed, until the next JobManager recovers
     the job. Only a wait for a restart delay has a `cause`."""
     exits = {e["subject"]: e["t_ns"] for e in events(trial, "process.exit")}
@@ -47,7 +48,7 @@ def _region(started: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(data(started).get("region") or ())
 
 
-def _interrupted(trial: Trial, entry: Entry, started: Mapping[str, Any], end_ns: int) -> Wait:
+def _interrupted(trial: Trial, entry: TrialEntry, started: Mapping[str, Any], end_ns: int) -> Wait:
     """Return what this restart waited for when its JobManager was killed."""
     process, number, region = started["process"], started["subject"], _region(started)
     own = [e for e in events(trial, *_AFTER, "task.state") if e["process"] == process]
@@ -77,17 +78,17 @@ def _requests_slots(event: Mapping[str, Any], region: frozenset[str]) -> bool:
     return scheduled and event["subject"] in region
 
 
-def _restart_delay(entry: Entry, started: Mapping[str, Any]) -> str:
+def _restart_delay(entry: TrialEntry, started: Mapping[str, Any]) -> str:
     """Return the option that delayed this restart, with its value and the delay in force. Empty if there was
     no delay."""
     option, seconds = str(started.get("delay_option") or ""), float(started.get("delay_s") or 0)
-    return f"{option} = {restart_delay(options(entry), option, seconds).value}" if seconds > 0 else ""
+    return f"{option} = {restart_delay(entry.options, option, seconds).value}" if seconds > 0 else ""
 
 
-def expired_slot_requests(trial: Trial, entry: Entry) -> list[Wait]:
+def expired_slot_requests(trial: Trial, entry: TrialEntry) -> list[Wait]:
     """Return a wait for each slot request of the ResourceManager that its TaskManager did not answer in time.
     The next request follows, at the same TaskManager or another one."""
-    limit = option_limit(options(entry), "pekko.ask.timeout")
+    limit = option_limit(entry.options, "pekko.ask.timeout")
     found = []
     for number, event in enumerate(events(trial, "rpc.timeout")):
         asked = data(event)
@@ -115,7 +116,9 @@ def is_slot_request(wait: Wait) -> bool:
     return (wait.kind, wait.who) == ("slot", RM_NAME)
 
 
-def with_expired_attempts(waits: Iterable[Wait], entry: Entry, effects: Iterable[FaultEffect]) -> list[Wait]:
+def with_expired_attempts(
+    waits: Iterable[Wait], entry: TrialEntry, effects: Iterable[FaultEffect]
+) -> list[Wait]:
     """Return the waits, with each registration during a fault that slows messages down split in two: the
     attempts that timed out although the JobManager answered each one, and the last attempt. Other faults are
     left out: a fault that lets nothing pass or keeps the JobManager busy would also have delayed an attempt
@@ -126,10 +129,10 @@ def with_expired_attempts(waits: Iterable[Wait], entry: Entry, effects: Iterable
     for wait in waits:
         expired_ns = 0
         if wait.kind == "registration" and wait.outcome is Outcome.COMPLETED and wait.fault in round_trips:
-            config = RegistrationConfig.of(options(entry))
+            config = RegistrationConfig.of(entry.options)
             expired_ns = expired_attempts_ns(wait.end_ns - wait.start_ns, config, round_trips[wait.fault])
         if expired_ns:
-            limit = option_limit(options(entry), _TIMEOUT)
+            limit = option_limit(entry.options, _TIMEOUT)
             expired = replace(
                 wait,
                 wait=f"{wait.wait}-expired",

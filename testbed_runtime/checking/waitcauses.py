@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import Entry, busiest, job_shape, options, task_series
+from testbed_runtime.checking.common import busiest, job_shape, task_series
 from testbed_runtime.checking.faults import ON_THE_EXCHANGE, FaultEffect, targets_of
 from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
@@ -53,10 +54,10 @@ _NO_SLOT = "no TaskManager had a free slot"
 _IN_VAIN = (Outcome.EXPIRED, Outcome.OPEN)
 
 
-def busy_texts(entry: Entry) -> dict[str, str]:
+def busy_texts(entry: TrialEntry) -> dict[str, str]:
     """Map each kind of wait that a busy component prolongs to the text of its option. The longest service time
     counts. Empty if all are 0."""
-    chosen = options(entry)
+    chosen = entry.options
     found: dict[str, str] = {}
     for key, kinds in sorted(_SERVICE_TIMES.items(), key=lambda item: chosen.duration(item[0])):
         if chosen.duration(key) > 0:
@@ -156,7 +157,7 @@ def ordinal(process: str) -> str:
     return process if of_role else process.rpartition("-")[0]
 
 
-def replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
+def replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], entry: TrialEntry) -> Wait:
     """Attribute a wait for the first new record to the replay since the restored checkpoint. The wait is returned
     unchanged if a fault delayed the records, or if the sink received nothing before the end of the wait."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
@@ -168,10 +169,10 @@ def replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], 
         return wait
     key = "execution.checkpointing.interval"
     text = f"replay since checkpoint {restored[wait.who, wait.attempt]}"
-    return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")
+    return replace(wait, cause=text, detail=f"{key} = {entry.options.text(key)}")
 
 
-def windows_before_sinks(entry: Entry) -> dict[str, tuple[str, ...]]:
+def windows_before_sinks(entry: TrialEntry) -> dict[str, tuple[str, ...]]:
     """Map each sink vertex that gets no record before the end of a window to the window vertices upstream."""
     shape = job_shape(entry)
     found = {sink: shape.windows_before(sink) for sink in shape.sinks}
@@ -183,7 +184,7 @@ def window_text(vertices: Sequence[str]) -> str:
     return f"the end of a window of {' or '.join(f'`{vertex}`' for vertex in vertices)}"
 
 
-def worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], entry: Entry) -> Wait:
+def worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], entry: TrialEntry) -> Wait:
     """Return a wait for the first new record with its most likely cause. This is the vertex that worked for at least
     half of it, otherwise a window that had not ended, otherwise buffers that were not flushed. The wait may have
     ended with a failure."""
@@ -194,7 +195,7 @@ def worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], e
     vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
     if 2 * worked_ns < wait.end_ns - wait.start_ns:
         before = windows.get(vertex_of(wait.who))
-        chosen = options(entry)
+        chosen = entry.options
         unflushed = wait if chosen.buffer_timeout_s >= 0 else replace(wait, cause=_UNFLUSHED)
         if wait.end_ns - wait.start_ns < chosen.buffer_timeout_s * NS:
             setting = f"{chosen.name_of(_BUFFER_TIMEOUT)} = {chosen.shown(_BUFFER_TIMEOUT)}"

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import Entry, data, events, options
+from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.criticalpath import EPSILON_NS
-from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
+from testbed_runtime.checking.faults import FaultEffect, held_times, targets_of
 from testbed_runtime.checking.heldmessages import held_messages, keeps_silent, relayed_losses
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.unrecorded import expired_slot_requests, lost_waits, with_expired_attempts
@@ -30,15 +30,15 @@ from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
-from testbed_runtime.core.trial.plan import NEVER
-from testbed_runtime.core.values import NS, parse_duration
+from testbed_runtime.core.trial.manifest import TrialEntry
+from testbed_runtime.core.trial.plan import parse_replace_lost
+from testbed_runtime.core.values import NS
 from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
 from testbed_runtime.core.waits import (
     EVERYTHING,
     JOBMASTER_NAME,
     POD_STEPS,
     PRODUCT,
-    REPLACE_LOST,
     Limit,
     Outcome,
     Wait,
@@ -58,7 +58,7 @@ LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""
 
 
-def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_ns: int) -> list[Wait]:
+def read_waits(trial: Trial, entry: TrialEntry, effects: Sequence[FaultEffect], end_ns: int) -> list[Wait]:
     """Return all waits of the trial, ordered by their end. `cause` says in words what was waited for. The waits that
     a paused or dead process did not record are derived from the faults and from the exits of processes."""
     busy = busy_texts(entry)
@@ -77,7 +77,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     silent = {e.fault for e in effects if _is_silent(e)}
     found = [_unheard(named(w, effects, busy), silent) for w in recorded]
     found += held_supersteps(trial, found, effects)
-    if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
+    if has(entry.options.flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found, {e.fault for e in effects if e.kind.startswith("registration.")})
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(entry)
@@ -90,7 +90,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     others = [e for e in effects if stopped_kind(e) != "jobmanager"]
     lost = [w if w.cause else named(w, others, busy) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
-    methods = {name: str(params.get("method") or "") for name, params in parameters(entry).items()}
+    methods = {fault.name: str(fault.params.get("method") or "") for fault in entry.faults}
     found += held_messages(found, effects, held_times(trial, entry), methods)
     found = with_expired_attempts(found, entry, effects)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
@@ -276,7 +276,7 @@ def _stop_waits(
 
 
 def _with_replacements(
-    trial: Trial, entry: Entry, effects: Iterable[FaultEffect], waits: Sequence[Wait], end_ns: int
+    trial: Trial, entry: TrialEntry, effects: Iterable[FaultEffect], waits: Sequence[Wait], end_ns: int
 ) -> list[Wait]:
     """Return the waits, with those for each replacement of a TaskManager: the delay of `replaceLost`, the steps of
     the pod, if there is one, and the start of the process. The start begins when the last step of the pod has ended,
@@ -343,13 +343,9 @@ def _since_their_exits(waits: Sequence[Wait], effects: Iterable[FaultEffect]) ->
     return found
 
 
-def _replacement_limit(entry: Entry) -> Limit:
+def _replacement_limit(entry: TrialEntry) -> Limit:
     """Return the limit that the `replaceLost` of a trial sets; without a delay if it is Never."""
-    asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get(REPLACE_LOST) or NEVER)
-    try:
-        return replacement_limit(parse_duration(asked))
-    except ValueError:  # Never
-        return replacement_limit(0.0)
+    return replacement_limit(parse_replace_lost(entry.job.task_managers.replace_lost) or 0.0)
 
 
 def _exits(trial: Trial, effects: Iterable[FaultEffect]) -> dict[str, list[int]]:

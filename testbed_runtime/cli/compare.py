@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.cli import options
@@ -21,6 +22,7 @@ from testbed_runtime.core.judgement.metrics import (
     is_phase,
     parse_quantile,
 )
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.results import read_rows
 
@@ -87,7 +89,7 @@ def trend(
         data = overview.select(overview.read(runs[0]), _keys(metric or ()), variant or ())
         options.show(data, overview.lines(data), as_json=as_json)
         return
-    ordered = sorted(_different(runs), key=lambda folder: str(read_manifest(folder).get("started", "")))
+    ordered = sorted(_different(runs), key=lambda folder: read_manifest(folder).started)
     if len(ordered) < 2:
         raise UserError("RUNS", "a trend needs at least two runs", "name more run folders")
     loaded = {folder: _groups(folder, variant or (), partly=True) for folder in ordered}
@@ -103,7 +105,7 @@ def trend(
 
 def _different(runs: Sequence[Path]) -> Sequence[Path]:
     """Return the folders. Raises UserError if one is named twice, or is a copy of another one: a run does not differ from itself."""
-    seen: list[tuple[Path, dict[str, Any]]] = []
+    seen: list[tuple[Path, RunManifest]] = []
     for folder in runs:
         manifest = read_manifest(folder)
         same = next((before for before, of_before in seen if of_before == manifest), None)
@@ -226,7 +228,7 @@ def _changes(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[str]]:
     for (old, first), (new, second) in itertools.pairwise(loaded.items()):
         head = f"{labels[old]} → {labels[new]}"
         manifests = read_manifest(old), read_manifest(new)
-        names = [_scenario_name(manifest) for manifest in manifests]
+        names = [manifest.name for manifest in manifests]
         if names[0] != names[1]:
             found[head] = [f"scenario: {names[0]} → {names[1]}"]
             continue
@@ -251,22 +253,18 @@ def _changes(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[str]]:
     return found
 
 
-def _scenario_name(manifest: Mapping[str, Any]) -> str:
-    return str(((manifest.get("scenario") or {}).get("metadata") or {}).get("name", ""))
-
-
-def _settings(manifest: Mapping[str, Any], shown: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+def _settings(manifest: RunManifest, shown: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     """Yield the settings of some variants, one for each path in their document. `shown`: variant → its name in the output."""
-    yield "environment", str(manifest.get("place", ""))
+    yield "environment", manifest.environment
     for name, called in shown.items():
-        own = [e for e in manifest["trials"] if e.get("role") != "control" and e["variant"] == name]
+        own = [e for e in manifest.trials if not e.is_control and e.variant == name]
         head, first = (f"{called}: " if called else ""), own[0]
-        yield f"{head}flinkVersion", str(first.get("flinkVersion", ""))
-        yield from _flat(head, first.get("configuration") or {})
-        yield from _flat(f"{head}job", first.get("job"))
-        drawn = len({str([f.get("at_s") for f in entry["faults"]]) for entry in own}) > 1
+        yield f"{head}flinkVersion", first.flink_version
+        yield from _flat(head, first.configuration)
+        yield from _flat(f"{head}job", to_builtins(first.job))
+        drawn = len({tuple(fault.at_s for fault in entry.faults) for entry in own}) > 1
         named = ("name", "kind", *(() if drawn else ("at_s",)), "duration_s", "params")
-        yield from _flat(f"{head}faults", [{k: f.get(k) for k in named} for f in first["faults"]])
+        yield from _flat(f"{head}faults", [{k: f[k] for k in named} for f in map(to_builtins, first.faults)])
 
 
 def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
@@ -275,7 +273,7 @@ def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(f"{path}{joint}{key}", inner)
-    elif isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+    elif isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value):
         for number, item in enumerate(value):
             name = item.get("name") or " → ".join(filter(None, (item.get("from"), item.get("to")))) or number
             yield from _flat(f"{path}[{name}]", {k: v for k, v in item.items() if k != "name"})

@@ -42,11 +42,11 @@ def executions(
         if name not in names:
             raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")
     found = {
-        entry["trial"]: executions_of(
-            read_trial(run / HISTORY_FOLDER / entry["trial"], run=manifest["run"], entry=entry)
+        entry.trial: executions_of(
+            read_trial(run / HISTORY_FOLDER / entry.trial, run=manifest.run, entry=entry)
         )
-        for entry in manifest["trials"]
-        if entry["trial"] in (trial or names)
+        for entry in manifest.trials
+        if entry.trial in (trial or names)
     }
     data = {"trials": {name: [msgspec.to_builtins(one) for one in every] for name, every in found.items()}}
     tables = ("\n".join(lines(name, every)) for name, every in found.items())

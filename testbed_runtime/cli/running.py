@@ -87,7 +87,7 @@ def still_possible(folder: Path) -> str:
         manifest = read_manifest(folder)
     except HeadgateError:
         return ""
-    began = {t["trial"] for t in manifest["trials"] if t.get("phases")}
+    began = {entry.trial for entry in manifest.trials if entry.phases}
     recorded = began.intersection(trials_to_evaluate(manifest))
     return f"`headgate evaluate {folder}` judges the trials that were recorded" if recorded else ""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import typer
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.models import ScenarioSpec
@@ -25,6 +26,7 @@ from testbed_runtime.core.judgement.distribution import Distribution, distributi
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.files import naming
 from testbed_runtime.history.manifest import read_manifest
@@ -56,7 +58,7 @@ def simulate_seeds(
     make_folder(folder, exist_ok=True)
     verdicts: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
-    trials: list[dict[str, Any]] = []
+    trials: list[TrialEntry] = []
     recoveries: dict[str, TrialRecovery] = {}
     if not quiet:
         exits.say(f"{seeds} seeds in virtual time, up to {WORKERS} at a time → {folder}")
@@ -128,7 +130,7 @@ class _SeedResult(Struct, frozen=True):
 
     verdict: str
     rows: list[dict[str, Any]]
-    trials: list[dict[str, Any]]
+    trials: list[TrialEntry]
     recoveries: dict[str, TrialRecovery]
 
 
@@ -161,11 +163,11 @@ def _runs(tasks: Sequence[Task], *, quiet: bool) -> Iterator[_SeedResult]:
 def _found(done: Done, run: Path) -> _SeedResult:
     """Read the run of a seed. A run without a usable trial has no metrics."""
     manifest, seed = read_manifest(run), f"seed-{done.number}"
-    roles: Mapping[str, dict[str, Any]] = {t["trial"]: t for t in manifest["trials"]}
+    entries = {entry.trial: entry for entry in manifest.trials}
     rows = [
-        {**row, "variant": roles[row["trial"]]["variant"], "role": roles[row["trial"]]["role"]}
+        {**row, "variant": entries[row["trial"]].variant, "role": entries[row["trial"]].role}
         for row in (read_rows(run, manifest) if (run / METRICS_FILE).exists() else ())
     ]
     recoveries = {f"{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
-    trials = [{**entry, "trial": f"{seed}/{trial}"} for trial, entry in roles.items()]
+    trials = [replace(entry, trial=f"{seed}/{trial}") for trial, entry in entries.items()]
     return _SeedResult(str(done.verdict["verdict"]), rows, trials, recoveries)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.checking.spans import Span, spans
 from testbed_runtime.core.documents import TRACE_FILE
-from testbed_runtime.history.manifest import MANIFEST
+from testbed_runtime.history.manifest import read_manifest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -47,9 +47,9 @@ def export(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
         from opentelemetry.sdk.resources import Resource
     except ImportError:
         return "the trace was not sent: OpenTelemetry is not installed (pip install 'headgate[otel]')"
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    started_ns = int(datetime.fromisoformat(manifest["started"]).timestamp()) * 10**9
-    found = chain.from_iterable(spans(trace, run=manifest["run"], started_ns=started_ns))
+    manifest = read_manifest(folder)
+    started_ns = int(datetime.fromisoformat(manifest.started).timestamp()) * 10**9
+    found = chain.from_iterable(spans(trace, run=manifest.run, started_ns=started_ns))
     named = {"service.name": environment.get("OTEL_SERVICE_NAME") or SERVICE}
     return _send(found, Resource.create(named))
 

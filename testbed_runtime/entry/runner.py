@@ -29,6 +29,7 @@ from testbed_runtime.cli import telemetry
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.kube.api import Api, ApiError, connect, patiently
@@ -226,7 +227,7 @@ def _trace_sent(folder: Path) -> str:
         return f"the trace was not sent: {type(error).__name__}: {error}"
 
 
-def _rows(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(folder: Path, manifest: RunManifest) -> list[dict[str, Any]]:
     try:
         return read_rows(folder, manifest)
     except HeadgateError:

@@ -24,7 +24,7 @@ from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import variant_of
+from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.core.waits import GROWN, named_today
 
 FOLDER = ".catalogue"
@@ -72,18 +72,17 @@ def folder_of(run_folder: Path) -> Path:
 
 
 def write_run(
-    catalogue: Path, manifest: Mapping[str, Any], rows: Iterable[Row], recoveries: Mapping[str, TrialRecovery]
+    catalogue: Path, manifest: RunManifest, rows: Iterable[Row], recoveries: Mapping[str, TrialRecovery]
 ) -> None:
     """Write an evaluated run, and replace what an earlier evaluation of it wrote.
 
     `rows`: the metric rows of all trials. `recoveries`: trial id → recovery."""
-    run = str(manifest["run"])
     of_trial = grouped((str(row["trial"]), row) for row in rows)
-    entries = {str(e["trial"]): _trial_columns(manifest, e) for e in manifest["trials"]}
+    entries = {entry.trial: _trial_columns(manifest, entry) for entry in manifest.trials}
     prices = {trial: [{**entries[trial], **p} for p in _prices(found)] for trial, found in recoveries.items()}
     metrics = {trial: [{**entries[trial], **r} for r in found] for trial, found in of_trial.items()}
-    _replace(catalogue, METRICS, run, metrics)
-    _replace(catalogue, PRICES, run, prices)
+    _replace(catalogue, METRICS, manifest.run, metrics)
+    _replace(catalogue, PRICES, manifest.run, prices)
 
 
 def damaged_part(catalogue: Path, name: str) -> str:
@@ -102,16 +101,15 @@ def damaged_part(catalogue: Path, name: str) -> str:
     return ""
 
 
-def _trial_columns(manifest: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    scenario = manifest.get("scenario") or {}
+def _trial_columns(manifest: RunManifest, entry: TrialEntry) -> dict[str, Any]:
     return {
-        "scenario": str((scenario.get("metadata") or {}).get("name") or ""),
-        "environment": str(manifest.get("place") or ""),
-        "started": str(manifest.get("started") or ""),
-        "variant": variant_of(entry),
-        "role": str(entry.get("role") or "fault"),
-        "number": int(entry.get("number") or 0),
-        "flink_version": str(entry.get("flinkVersion") or ""),
+        "scenario": manifest.name,
+        "environment": manifest.environment,
+        "started": manifest.started,
+        "variant": entry.variant,
+        "role": entry.role,
+        "number": entry.number,
+        "flink_version": entry.flink_version,
     }
 
 

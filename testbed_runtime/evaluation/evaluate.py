@@ -72,7 +72,7 @@ def evaluate(
         known = [(t.trial, f["answer"]) for t, f in zip(trials, found, strict=True) if f["answer"]]
         answers = {trial: TrialRecovery.from_json(json.loads(text)) for trial, text in known}
         try:
-            catalogue.write_run(into, {**manifest, "run": trials[0].run}, rows, answers)
+            catalogue.write_run(into, manifest, rows, answers)
         except (OSError, pa.ArrowException) as error:  # the results are complete without the catalogue
             sys.stderr.write(f"The run was not added to the catalogue {into}: {error}\n")
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.checking.baseline import with_noise
-from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.evaluation.tables import TrialFiles
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
@@ -63,8 +63,8 @@ def with_control_noise(trials: Sequence[TrialFiles]) -> list[TrialFiles]:
     Raises HeadgateError for a control trial that is damaged."""
     by_id = {files.trial: files for files in trials}
 
-    def read_control(entry: Entry) -> Trial:
-        files = by_id[str(entry["trial"])]
+    def read_control(entry: TrialEntry) -> Trial:
+        files = by_id[entry.trial]
         return Trial(files.run, files.trial, read(Split(0, dict.fromkeys(NOISE_TABLES), whole=False), files))
 
     entries = with_noise([files.entry for files in trials], read_control)
@@ -128,7 +128,7 @@ def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]
     return check_repeated(rows) + check_order(rows) + check_times(rows, trial.entry)
 
 
-def check_assembled(trial: Trial, entry: Entry) -> None:
+def check_assembled(trial: Trial, entry: TrialEntry) -> None:
     """Check a reduced trial for damage that no single piece of it could show. Raises DamagedHistory. Latencies and channels are
     already merged, so they are not checked."""
     counts = [c for c in trial.tables[NUMBERS].to_pylist() if c["repeated_in"]]

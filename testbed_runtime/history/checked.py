@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.options import Options
-from testbed_runtime.history import columns, manifest
+from testbed_runtime.core.trial.manifest import FaultEntry, PhaseEntry, TrialEntry, VertexEntry
+from testbed_runtime.history import columns
 from testbed_runtime.history.columns import (
     TOLERANCE_NS,
     Attempt,
@@ -43,7 +44,7 @@ parsed."""
 class CheckedTrial:
     """The tables of a trial, the lookups that several rules share, and what the manifest says about its job."""
 
-    def __init__(self, trial: Trial, entry: manifest.Entry, *, one_clock: bool | None = None) -> None:
+    def __init__(self, trial: Trial, entry: TrialEntry, *, one_clock: bool | None = None) -> None:
         """`one_clock` defaults to whether all rows have one boot id."""
         self.trial = trial
         self.entry = entry
@@ -53,52 +54,52 @@ class CheckedTrial:
 
     @cached_property
     def options(self) -> Options:
-        return manifest.options_of(self.entry)
+        return self.entry.options
 
-    @cached_property
-    def vertices(self) -> list[Mapping[str, Any]]:
-        return manifest.vertices(self.entry)
+    @property
+    def vertices(self) -> tuple[VertexEntry, ...]:
+        return self.entry.job.vertices
 
     @cached_property
     def kinds(self) -> set[str]:
         """The kinds of the vertices. The kind of one that does not say it is empty."""
-        return {str(vertex.get("kind") or "") for vertex in self.vertices}
+        return {vertex.kind for vertex in self.vertices}
 
     @cached_property
     def edges(self) -> list[tuple[str, str, str]]:
         """The source, the target and the partitioning of each edge."""
-        return list(manifest.edges(self.entry))
+        return [(edge.source, edge.target, edge.partitioning) for edge in self.entry.job.edges]
 
     @cached_property
     def has_blocking_edges(self) -> bool:
-        return bool(manifest.blocking_edges(self.entry))
+        return bool(self.entry.blocking_edges)
 
     @cached_property
     def parallelism(self) -> dict[str, int]:
-        return manifest.parallelism_of(self.entry)
+        return self.entry.parallelism
 
     @cached_property
     def tasks(self) -> set[str]:
         """The subtasks of the job."""
-        return manifest.tasks_of(self.entry)
+        return self.entry.tasks
 
     @property
-    def phases(self) -> list[Mapping[str, Any]]:
-        return list(self.entry.get("phases") or ())
+    def phases(self) -> tuple[PhaseEntry, ...]:
+        return self.entry.phases
 
     @property
     def starts(self) -> dict[str, int]:
         """When the phases began, by their names."""
-        return {p["name"]: int(p["start_ns"]) for p in self.phases if p.get("start_ns")}
+        return {phase.name: phase.start_ns for phase in self.phases}
 
     @cached_property
-    def faults(self) -> dict[str, Mapping[str, Any]]:
+    def faults(self) -> dict[str, FaultEntry]:
         """The faults by their names."""
-        return {str(fault["name"]): fault for fault in self.entry.get("faults") or ()}
+        return {fault.name: fault for fault in self.entry.faults}
 
     @property
     def drained(self) -> bool:
-        return self.entry.get("drained") is True
+        return self.entry.drained is True
 
     # ---- tables
 

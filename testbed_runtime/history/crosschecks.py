@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.contradictions.buffers import check_buffers
 from testbed_runtime.history.contradictions.channels import check_balance, check_samples
@@ -22,7 +23,6 @@ from testbed_runtime.history.contradictions.pairs import check_pairs
 from testbed_runtime.history.contradictions.sequences import check_sequences
 from testbed_runtime.history.contradictions.waits import check_awaited, check_waits
 from testbed_runtime.history.damage import Damage
-from testbed_runtime.history.manifest import Entry
 from testbed_runtime.history.numbers import counts_of
 from testbed_runtime.history.schema import Trial
 
@@ -32,7 +32,7 @@ CHECKS = (
 )  # fmt: skip
 
 
-def check_across(trial: Trial, entry: Entry) -> list[Damage]:
+def check_across(trial: Trial, entry: TrialEntry) -> list[Damage]:
     """Return the contradictions, at most one finding per rule. Times of several processes are compared if the
     processes share a clock. A rule is skipped if a table lacks a column that it needs: a trial that was read
     in parts keeps only some columns.

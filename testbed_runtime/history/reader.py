@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 
 from testbed_runtime.core.documents import HISTORY_FOLDER
 from testbed_runtime.core.errors import UserError, first_line
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.files import field_of, require_regular
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
@@ -22,7 +22,7 @@ RESTORE = "restore it, or run the scenario again"
 
 
 def read_trial(
-    folder: str | Path, *, run: str = "", trial: str = "", entry: Mapping[str, Any] | None = None
+    folder: str | Path, *, run: str = "", trial: str = "", entry: TrialEntry | None = None
 ) -> Trial:
     """Read all tables of `<run>/history/<trial>`. `run` and `trial` default to the folder names. Raises UserError for a
     folder that is missing, not sealed, truncated, or of another version.

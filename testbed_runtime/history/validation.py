@@ -23,7 +23,7 @@ from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.jobgraph import SYNC_SUFFIX
 from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.job.restore import STATE_RECOVERY
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import KINDS, Outcome
 from testbed_runtime.history.columns import (
@@ -53,7 +53,6 @@ from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across, lacks_rows
 from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.digests import Block, changed, recounted
-from testbed_runtime.history.manifest import tasks_of, vertices
 from testbed_runtime.history.schema import EVENT_KINDS, LATENCY_BOUNDS_NS, TABLES, Trial, arrow_schema
 
 BEFORE_NS = 1800 * NS
@@ -121,7 +120,7 @@ def check_schema(table: str, schema: pa.Schema) -> list[Damage]:
     return found
 
 
-def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Damage]:
+def check_trial(trial: Trial, entry: TrialEntry | None = None) -> list[Damage]:
     """Return everything that is wrong with the tables of a trial, at most one finding per column and rule.
 
     `entry` is the trial's entry in the manifest; without it the time range is not checked."""
@@ -137,7 +136,7 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     return found if found or entry is None else check_across(trial, entry)
 
 
-def require_sound(trial: Trial, entry: Mapping[str, Any] | None) -> Trial:
+def require_sound(trial: Trial, entry: TrialEntry | None) -> Trial:
     """Return the trial. Raises DamagedHistory if `check_trial` finds anything."""
     found = check_trial(trial, entry)
     if found:
@@ -443,10 +442,10 @@ def check_causality(trial: Trial) -> list[Damage]:
     return []
 
 
-def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+def check_times(trial: Trial, entry: TrialEntry) -> list[Damage]:
     """Return one finding per table with rows outside the time of the trial: their process used another
     clock."""
-    moments = [int(p[k]) for p in entry.get("phases") or () for k in ("start_ns", "end_ns") if p.get(k)]
+    moments = entry.moments
     if not moments:
         return []
     first, last = min(moments) - BEFORE_NS, max(moments) + AFTER_NS
@@ -466,7 +465,7 @@ def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
             found.append(Damage(name, "t_ns", row, problem))
     rules = [_tasks(trial, entry), _roles(trial, entry)]
     # records that were in flight in a checkpoint of another run are older than the trial
-    if not Options(entry.get("configuration") or {}).text(STATE_RECOVERY):
+    if not entry.options.text(STATE_RECOVERY):
         rules.insert(0, _lags(trial, last - first))
     return found + first_of_each(*rules)
 
@@ -480,9 +479,9 @@ def _lags(trial: Trial, longest: int) -> Iterator[Damage]:
         yield from _first("tasks", table, "lag_ns", lag > longest, problem, lag / NS)
 
 
-def _tasks(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _tasks(trial: Trial, entry: TrialEntry) -> Iterator[Damage]:
     """Yield samples of a task that the job in the manifest does not have, and samples with another vertex than that of their task."""
-    known, found = tasks_of(entry), distinct(trial.table("tasks"), "task", "vertex")
+    known, found = entry.tasks, distinct(trial.table("tasks"), "task", "vertex")
     for row, r in found if known else ():
         # the head of an iteration has a synchronisation task
         if r["task"] not in known and not vertex_of(r["task"]).endswith(SYNC_SUFFIX):
@@ -492,9 +491,9 @@ def _tasks(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             yield Damage("tasks", "vertex", row, f"is {r['vertex'][:60]!r}, but the task is {r['task']}")
 
 
-def _roles(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _roles(trial: Trial, entry: TrialEntry) -> Iterator[Damage]:
     """Yield samples of a task in another role than that of its vertex in the manifest."""
-    roles = {v["name"]: v["role"] for v in vertices(entry) if v.get("role")}
+    roles = {vertex.name: vertex.role for vertex in entry.job.vertices if vertex.role}
     for row, r in distinct(trial.table("tasks"), "vertex", "role"):
         if r["role"] != roles.get(r["vertex"], r["role"]):
             problem = f"is {r['role'][:60]!r}, but {r['vertex']} is a {roles[r['vertex']]} (manifest)"

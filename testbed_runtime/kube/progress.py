@@ -48,6 +48,7 @@ from testbed_runtime.core.documents import (
 )
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, TrialRecovery
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.kube.api import Api
 from testbed_runtime.kube.manifests import config_map
@@ -164,32 +165,32 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def measured(
-    manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]
+    manifest: RunManifest, rows: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]
 ) -> dict[str, Any]:
     """Return `recovery`, `delivery` and `faults` of the report for the newest trial that counts. Pure."""
-    counted = [t for t in manifest["trials"] if t["role"] != "control" and not t["voided"]]
+    counted = [entry for entry in manifest.trials if not entry.is_control and not entry.voided]
     if not counted:
         return {"recovery": RecoveryResult(), "delivery": {}, "faults": ()}
     trial = counted[-1]
-    own = [r for r in rows if r["trial"] == trial["trial"]]
+    own = [r for r in rows if r["trial"] == trial.trial]
     phases = {name: round(value, 3) for name, value in _family(own, "recovery.").items()}
-    known = recoveries.get(trial["trial"])
+    known = recoveries.get(trial.trial)
     outages = tuple(_outage(one) for one in known.recoveries[:MAX_OUTAGES]) if known else ()
     verified = {r["text"]: r["value"] == 1 for r in own if r["metric"] == "fault.verified"}
     value = next((r["value"] for r in own if r["metric"] == "fault.residue"), None)
     residue = None if value is None else RESIDUE if value else ""
     faults = tuple(
         FaultResult(
-            name=f["name"],
-            backend=f["backend"],
-            why=f["why"],
-            verified=verified.get(f["name"]),
+            name=fault.name,
+            backend=fault.backend,
+            why=fault.why,
+            verified=verified.get(fault.name),
             residue=residue,
         )
-        for f in trial["faults"]
+        for fault in trial.faults
     )
     return {
-        "recovery": RecoveryResult(trial=trial["trial"], phases=phases, outages=outages),
+        "recovery": RecoveryResult(trial=trial.trial, phases=phases, outages=outages),
         "delivery": {name: int(value) for name, value in _family(own, "delivery.").items()},
         "faults": faults,
     }

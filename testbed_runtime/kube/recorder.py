@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -18,7 +17,8 @@ from testbed_runtime.core.documents import (
     TRACE_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.history.manifest import MANIFEST
+from testbed_runtime.core.trial.manifest import RunManifest
+from testbed_runtime.history.manifest import MANIFEST, read_manifest
 from testbed_runtime.history.sealing import SEALED
 from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.runner.manifest import RunFolder
@@ -68,7 +68,7 @@ class RecorderFiles:
     async def fetch_run(self, folder: Path) -> None:
         """Download the manifest and the sealed histories of the trials that count. Raises HeadgateError."""
         await self.fetch(MANIFEST, folder)
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = read_manifest(folder)
         for name in wanted(manifest, await self._sizes(f"{HISTORY_FOLDER}/")):
             await self.fetch(name, folder)
 
@@ -144,11 +144,9 @@ class RecorderFolder(RunFolder):
         await self._files.close()
 
 
-def wanted(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
+def wanted(manifest: RunManifest, sizes: Mapping[str, int]) -> list[str]:
     """Return the tables and seals of the trials that count. Raises HeadgateError if they are too large together."""
-    trials = {
-        str(e["trial"]) for e in manifest.get("trials", ()) if not e.get("voided") and not e.get("error")
-    }
+    trials = {entry.trial for entry in manifest.trials if entry.counts}
     names = [name for name in sizes if _is_history(PurePosixPath(name), trials)]
     total = sum(sizes[name] for name in names)
     if total > MAX_BYTES:

@@ -10,6 +10,7 @@ from typing import Any
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, NOT_DRAINED, RUN_FAILED, fix_of
+from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
 from testbed_runtime.report.model import FULL_TRIALS, TrialView
@@ -25,7 +26,7 @@ def first_things(
     trials: Sequence[TrialView],
     expectations: Sequence[Mapping[str, Any]],
     faults: Sequence[Mapping[str, Any]],
-    entries: Sequence[Mapping[str, Any]],
+    entries: Sequence[TrialEntry],
 ) -> list[str]:
     """Return at most FIRST_MAX sentences: what broke, which option cost most, what weakens the result."""
     judged = any(i.get("metric") == "fault.verified" for i in expectations)
@@ -93,7 +94,7 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
 
 
 def _weak(
-    faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]], undecided: Container[Any]
+    faults: Sequence[Mapping[str, Any]], entries: Sequence[TrialEntry], undecided: Container[Any]
 ) -> Iterable[str]:
     """Yield what weakens the result. `undecided`: the trials of which an expectation already says that they were not drained."""
     for fault in faults:
@@ -102,23 +103,26 @@ def _weak(
         if fault["residue"] == "residue":
             yield f"Fault {words.named(fault['name'])} in {fault['trial']} left residue behind."
     for entry in entries:
-        if entry.get("voided"):
-            yield f"Trial {entry['trial']} is void and was judged for safety only."
-        known = entry["trial"] in undecided and not entry.get("stop_refused")
-        if entry.get("drained") is False and not entry.get("error") and not known:
+        if entry.voided:
+            yield f"Trial {entry.trial} is void and was judged for safety only."
+        known = entry.trial in undecided and not entry.stop_refused
+        if entry.drained is False and not entry.error and not known:
             yield _undrained(entry)
 
 
-def _undrained(entry: Mapping[str, Any]) -> str:
+def _undrained(entry: TrialEntry) -> str:
     """Return a sentence about why it is unknown which records should have arrived."""
-    if entry.get("job_state") == "FAILED":
-        first = _GUESS.split(str(entry.get("cause") or ""))[0]
+    if entry.job_state == "FAILED":
+        first = _GUESS.split(entry.cause)[0]
         cause = f": {first}" if first else ""
-        text = f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}"
+        text = f"The job of {entry.trial} failed, so its delivery cannot be judged{cause}"
         return text.rstrip(".") + "."
-    refused = entry.get("stop_refused")
-    why = f"was not drained: {refused} Its" if refused else "was not drained in time, so its"
-    return f"Trial {entry['trial']} {why} delivery cannot be judged."
+    why = (
+        f"was not drained: {entry.stop_refused} Its"
+        if entry.stop_refused
+        else "was not drained in time, so its"
+    )
+    return f"Trial {entry.trial} {why} delivery cannot be judged."
 
 
 def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
@@ -133,10 +137,10 @@ def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
 
 
 def limits_of(
-    manifest: Mapping[str, Any], trials: Sequence[TrialView], metrics: Sequence[Mapping[str, Any]]
+    manifest: RunManifest, trials: Sequence[TrialView], metrics: Sequence[Mapping[str, Any]]
 ) -> Iterable[str]:
     """Yield the sentences of "What this run cannot tell"."""
-    if manifest.get("interrupted"):
+    if manifest.interrupted:
         yield "The run was interrupted. The report shows what was recorded until then."
     of_variant = Counter(trial.variant for trial in trials if not trial.is_control)
     if max(of_variant.values(), default=0) == 1:
@@ -147,9 +151,9 @@ def limits_of(
     for series in (t.series for t in trials if t.series):
         for problem in series.get("problems") or ():
             yield f"History of {series['trial']}: {problem}"
-    if manifest.get("place") == "local":
+    if manifest.environment == "local":
         yield "All processes share one machine: absolute rates and latencies describe it, not a cluster."
-    if manifest.get("place") == "simulation":
+    if manifest.environment == "simulation":
         yield "Times are virtual. Processing a record takes no time unless `headgate.simulation.cost` or `serviceTime` is set."
     yield "Latency quantiles come from histograms whose buckets grow by 25 %, so they may be off by up to 12.5 %."
 

@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 from math import ceil
 from statistics import mean, median
 from types import MappingProxyType
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +28,7 @@ from testbed_runtime.core.judgement.recovery import (
 )
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import mean_interval
-from testbed_runtime.core.judgement.verdict import variant_of
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
 from testbed_runtime.report import words
 
@@ -56,11 +55,11 @@ _AGAIN = " again"
 NO_INTERVALS: Mapping[str, str] = MappingProxyType({})
 
 
-def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[str]:
+def answer_lines(entries: Sequence[TrialEntry], recoveries: Mapping[str, TrialRecovery]) -> list[str]:
     """Return which wait cost each second of the recoveries of a manifest's fault trials: one by one, or as medians of a variant with
     many trials. Empty without any. A wait may be close to its limit in several of them."""
-    judged = (e for e in entries if e.get("role") != "control" and not e.get("voided"))
-    named = ((variant_of(entry), str(entry["trial"])) for entry in judged)
+    judged = (entry for entry in entries if not entry.is_control and not entry.voided)
+    named = ((entry.variant, entry.trial) for entry in judged)
     by_variant = grouped((variant, (name, recoveries[name])) for variant, name in named if name in recoveries)
     lines = (line for variant, trials in by_variant.items() for line in _of_variant(variant, trials))
     return list(dict.fromkeys(lines))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.core.grouping import grouped
@@ -13,8 +14,9 @@ from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import controls_of, variant_of
+from testbed_runtime.core.judgement.verdict import controls_of
 from testbed_runtime.core.options import BY_KEY, Options, equal_values
+from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
 from testbed_runtime.report.model import Cell, PhaseLatency, RunView, Setting, TrialView
@@ -23,7 +25,7 @@ LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 
 
 def build(
-    manifest: Mapping[str, Any],
+    manifest: RunManifest,
     metrics: Sequence[Row],
     timeseries: Mapping[str, Any],
     verdict: Mapping[str, Any],
@@ -32,23 +34,22 @@ def build(
     comparison: Mapping[str, Any] | None = None,
 ) -> RunView:
     """Build the view. `recoveries` and `comparison` are the files of those names, if the run has them. Missing parts are tolerated, so that an interrupted run still gets a page."""
-    document = manifest.get("scenario") or {}
-    spec = document.get("spec") or {}
-    entries = list(manifest.get("trials") or ())
+    spec = manifest.scenario.get("spec") or {}
+    entries = manifest.trials
     series = {s["trial"]: s for s in timeseries.get("trials") or ()}
     rows = grouped((row["trial"], row) for row in metrics)
-    known, names = recoveries or {}, [entry["trial"] for entry in entries]
+    known, names = recoveries or {}, [entry.trial for entry in entries]
     views = [_trial(e, rows.get(name, []), series.get(name)) for e, name in zip(entries, names, strict=True)]
     trials = tuple(replace(view, answer=known.get(name)) for view, name in zip(views, names, strict=True))
     expectations = tuple(verdict.get("expectations") or ())
     faults = tuple(_faults(entries, series))
     return RunView(
-        name=str((document.get("metadata") or {}).get("name") or manifest.get("run") or "run"),
+        name=manifest.name or manifest.run or "run",
         hypothesis=str(spec.get("hypothesis") or ""),
         source=str(spec.get("source") or ""),
-        place=str(manifest.get("place") or ""),
-        seed=str(manifest.get("seed", "")),
-        started=words.moment(str(manifest.get("started") or "")),
+        place=manifest.environment,
+        seed="" if manifest.seed is None else str(manifest.seed),
+        started=words.moment(manifest.started),
         verdict=str(verdict.get("verdict") or "Inconclusive"),
         summary=str(verdict.get("summary") or verdict.get("reason") or ""),
         variants=tuple((str(v["variant"]), str(v["verdict"])) for v in verdict.get("variants") or ()),
@@ -83,17 +84,17 @@ def shown(row: Row | None) -> str:
     return bound + quantities.format_value(row["value"], unit)
 
 
-def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
+def _trial(entry: TrialEntry, rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
     state = find(rows, "job.state")
     baseline = find(rows, "throughput.records-per-second", phase="baseline")
-    flags = ["void: its fault ended early"] if entry.get("voided") else []
-    flags += ["failed to run"] if entry.get("error") else []
-    flags += ["not drained"] if entry.get("drained") is False else []
+    flags = ["void: its fault ended early"] if entry.voided else []
+    flags += ["failed to run"] if entry.error else []
+    flags += ["not drained"] if entry.drained is False else []
     return TrialView(
-        trial=str(entry["trial"]),
-        variant=variant_of(entry),
-        role=str(entry.get("role") or "fault"),
-        job_state=str(entry.get("job_state") or (state["text"] if state else "")),
+        trial=entry.trial,
+        variant=entry.variant,
+        role=entry.role,
+        job_state=entry.job_state or str(state["text"] if state else ""),
         flags=tuple(flags),
         series=series,
         latencies=tuple(_phase_latency(rows, phase) for phase in TRIAL_PHASES),
@@ -112,11 +113,9 @@ def _pressure(rows: Sequence[Row]) -> Iterable[tuple[str, str, str]]:
             yield words.TRIAL_PHASES[phase][0], texts[0], texts[1] or "no round of samples ended"
 
 
-def _duration_s(entry: Mapping[str, Any]) -> float:
-    phases = [p for p in entry.get("phases") or () if p.get("start_ns") and p.get("end_ns")]
-    if not phases:
-        return 0.0
-    return float(max(p["end_ns"] for p in phases) - min(p["start_ns"] for p in phases)) / 1e9
+def _duration_s(entry: TrialEntry) -> float:
+    moments = entry.moments
+    return (max(moments) - min(moments)) / 1e9 if moments else 0.0
 
 
 def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
@@ -132,16 +131,16 @@ def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
 
 
 def _faults(
-    entries: Sequence[Mapping[str, Any]], series: Mapping[str, Mapping[str, Any]]
+    entries: Sequence[TrialEntry], series: Mapping[str, Mapping[str, Any]]
 ) -> Iterable[Mapping[str, Any]]:
     """Yield a row for each fault of each fault trial: requested and measured. Without a history, only what was requested."""
     for entry in entries:
-        if entry.get("role") == "control":
+        if entry.is_control:
             continue
-        known = series.get(entry["trial"], {}).get("faults")
-        for fault in known if known is not None else entry.get("faults") or ():
+        known = series.get(entry.trial, {}).get("faults")
+        for fault in known if known is not None else map(to_builtins, entry.faults):
             yield {
-                "trial": entry["trial"],
+                "trial": entry.trial,
                 "name": fault.get("fault") or fault.get("name", ""),
                 "kind": fault.get("kind", ""),
                 "when": _when(fault),
@@ -167,13 +166,12 @@ def _when(fault: Mapping[str, Any]) -> str:
     return f"{words.seconds_short(round(float(at), 3))} after the baseline"
 
 
-def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
+def _settings(entries: Sequence[TrialEntry]) -> Iterable[Setting]:
     """Yield the keys that any variant sets, with their values per variant (taken from its first trial)."""
-    by_variant: dict[str, Mapping[str, Any]] = {}
+    by_variant: dict[str, TrialEntry] = {}
     for entry in entries:
-        by_variant.setdefault(variant_of(entry), entry)
-    asked = [(e.get("configuration") or {}, e.get("flinkVersion") or "2.x") for e in by_variant.values()]
-    options = [Options(configuration, flink_version=version) for configuration, version in asked]
+        by_variant.setdefault(entry.variant, entry)
+    options = [entry.options for entry in by_variant.values()]
     for key in sorted({key for o in options for key in o.as_map()}):
         by_version = (Options({}, flink_version=o.flink_version) for o in options)
         defaults = {(key in BY_KEY and o.text(key)) or quantities.DASH for o in by_version}
@@ -185,10 +183,10 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
         yield Setting(key, values, default, differs=differs, by_variant=len(set(values)) > 1)
 
 
-def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def network_of(manifest: RunManifest) -> Iterable[tuple[str, str]]:
     """Yield the network's own round trip and loss per path before the first fault: the medians over all trials."""
-    paths = (path for entry in manifest.get("trials") or () for path in (entry.get("paths") or {}).items())
-    readings = grouped((str(name), path) for name, path in paths if path.get("round_trip_s") is not None)
+    paths = (path for entry in manifest.trials for path in entry.paths.items())
+    readings = grouped((name, path) for name, path in paths if path.get("round_trip_s") is not None)
     for name, found_there in readings.items():
         trip = median(float(r["round_trip_s"]) for r in found_there)
         rates = [float(r["bytes_per_s"]) for r in found_there if r.get("bytes_per_s")]
@@ -198,12 +196,11 @@ def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield f"Network before the faults, {name}", found
 
 
-def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
-    machine = manifest.get("machine") or {}
-    yield "Environment", str(manifest.get("place") or quantities.DASH)
-    versions = sorted({str(e.get("flinkVersion") or "2.x") for e in manifest.get("trials") or ()})
+def _environment(manifest: RunManifest, metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
+    yield "Environment", manifest.environment or quantities.DASH
+    versions = sorted({entry.flink_version for entry in manifest.trials})
     yield "Flink behaviour", ", ".join(versions) or quantities.DASH
-    for key, value in machine.items():
+    for key, value in manifest.machine.items():
         name = words.spaced(str(key).removesuffix("_bytes")).replace("Load 1min", "Load average of 1 minute")
         yield name, words.value_of(str(key), value)
     yield from network_of(manifest)

@@ -15,6 +15,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.files import read_document, read_json, write_whole
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.build import build
@@ -30,7 +31,7 @@ Document = Mapping[str, Any]
 def write_report(
     folder: Path,
     *,
-    manifest: Document,
+    manifest: RunManifest,
     metrics: Sequence[Document],
     timeseries: Document,
     verdict: Document,
@@ -73,7 +74,7 @@ def _refused(name: str, why: str) -> RunView:
     judged = {"text": text, "verdict": "Error", "measured": why, "variant": "", "trial": "", "implied": True}
     document = {"metadata": {"name": name}}
     verdict = {"verdict": "Error", "summary": why, "expectations": [judged]}
-    return build({"scenario": document}, [], {}, verdict)
+    return build(RunManifest(run="", expectations={}, scenario=document), [], {}, verdict)
 
 
 def _read(run: Path) -> RunView:

@@ -17,6 +17,7 @@ from testbed_runtime.core.judgement.metrics import (
     RUN_FAILED,
 )
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
+from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.results import read_recoveries, read_rows, read_series
 from testbed_runtime.runner.manifest import write_json
@@ -24,90 +25,88 @@ from testbed_runtime.runner.manifest import write_json
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
-def trials_to_evaluate(manifest: Mapping[str, Any]) -> list[str]:
+def trials_to_evaluate(manifest: RunManifest) -> list[str]:
     """Return the trials with a history. Void trials are included, because safety is judged there too. Trials that a dead
     runner left have no history. Empty if every trial is void, because the evaluation refuses a run without a trial that counts."""
-    found = [t for t in manifest["trials"] if not t.get("error") and not t.get("abandoned")]
-    return [t["trial"] for t in found] if any(not t.get("voided") for t in found) else []
+    found = [entry for entry in manifest.trials if not entry.error and not entry.abandoned]
+    return [entry.trial for entry in found] if any(not entry.voided for entry in found) else []
 
 
-def expectations_of(manifest: Mapping[str, Any]) -> dict[str, list[Expectation]]:
+def expectations_of(manifest: RunManifest) -> dict[str, list[Expectation]]:
     """Return the expectations of the variants that have been run."""
-    ran = {t["variant"] for t in manifest["trials"]}
+    ran = {entry.variant for entry in manifest.trials}
     return {
         variant: [Expectation.from_item(item) for item in items]
-        for variant, items in manifest["expectations"].items()
+        for variant, items in manifest.expectations.items()
         if variant in ran
     }
 
 
-def verdict_of(
-    manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, error: str = ""
-) -> RunVerdict:
+def verdict_of(manifest: RunManifest, rows: Sequence[Mapping[str, Any]], *, error: str = "") -> RunVerdict:
     """Judge a run's metric rows. `error`: why the run as a whole failed."""
-    if not error and manifest.get("interrupted"):
+    if not error and manifest.interrupted:
         error = INTERRUPTED_TEXT
     return judge(
-        trials=facts_of(manifest["trials"], rows),
+        trials=facts_of(manifest.trials, rows),
         expectations=expectations_of(manifest),
         rows=rows,
         error=error,
-        healed=str(manifest.get("healed") or ""),
-        looks=len(manifest.get("looks") or ()),
+        healed=manifest.healed,
+        looks=len(manifest.looks),
         stopped=_stopped(manifest),
     )
 
 
-def _stopped(manifest: Mapping[str, Any]) -> str:
+def _stopped(manifest: RunManifest) -> str:
     """Return why the run ended before its last trial (`stopEarly`). Empty if it did not."""
-    decided = manifest.get("decided")
-    if not decided:
+    if not manifest.decided:
         return ""
-    return f"Stopped after {decided} of {manifest['looks'][-1]} trials of each variant: every comparison was decided."
+    return f"Stopped after {manifest.decided} of {manifest.looks[-1]} trials of each variant: every comparison was decided."
 
 
-def is_decided(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+def is_decided(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether more trials can no longer change what the run's comparisons show."""
     undecided = (INDISTINGUISHABLE, NOT_ENOUGH_TRIALS)
     return not any(item.reason in undecided for item in verdict_of(manifest, rows).judged)
 
 
-def compare_variants(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compare_variants(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the content of comparison.json: the run's variants, each against the first one, and the metrics that they judge."""
     judged = [expectation for items in expectations_of(manifest).values() for expectation in items]
     return comparison.comparison(groups_of(manifest, rows), also=comparison.judged_keys(judged))
 
 
-def groups_of(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[comparison.Group]:
+def groups_of(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> list[comparison.Group]:
     """Return the trials that count, by variant, in the order of the run. Trials with the same seed are pairs."""
     by_trial = grouped((row["trial"], row) for row in rows)
-    seeds = {entry["trial"]: int(entry["seed"]) for entry in manifest["trials"]}
+    seeds = {entry.trial: entry.seed for entry in manifest.trials}
     groups: dict[str, dict[int, Sequence[Mapping[str, Any]]]] = {}
-    for trial in facts_of(manifest["trials"], rows):
+    for trial in facts_of(manifest.trials, rows):
         if trial.counts:
             groups.setdefault(trial.variant, {})[seeds[trial.trial]] = by_trial.get(trial.trial, ())
     return [comparison.Group(name=name, trials=trials) for name, trials in groups.items()]
 
 
-def facts_of(trials: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
+def facts_of(trials: Sequence[TrialEntry], rows: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
     """Return what the verdict needs to know about each trial, including its replacement and its control trial. One that could not be
     judged (checking/unjudged.py) could not be completed."""
     unjudged = {row["trial"]: row["text"] for row in rows if row.get("reason") == RUN_FAILED}
-    last = {(t["variant"], t["role"], t["number"]): t["trial"] for t in trials}
+    last = {(entry.variant, entry.role, entry.number): entry.trial for entry in trials}
     controls = controls_of(trials)
     return [
         TrialFacts.from_manifest(
-            {**t, "error": t.get("error") or unjudged.get(t["trial"], "")},
-            replaced=last[t["variant"], t["role"], t["number"]] != t["trial"],
-            control=controls.get(t["variant"], "") if t["faults"] else "",
+            entry,
+            replaced=last[entry.variant, entry.role, entry.number] != entry.trial,
+            control=controls.get(entry.variant, "") if entry.faults else "",
+            unjudged=unjudged.get(entry.trial, ""),
         )
-        for t in trials
+        for entry in trials
     ]
 
 
 def conclude(
     folder: Path,
-    manifest: dict[str, Any],
+    manifest: RunManifest,
     rows: list[dict[str, Any]],
     *,
     error: str = "",
@@ -120,7 +119,7 @@ def conclude(
     # without rows, the other results are those of an earlier evaluation
     series, recoveries = (read_series(folder), read_recoveries(folder)) if rows else ({}, {})
     verdict = verdict_of(manifest, rows, error=error).to_json()
-    verdict["answer"] = answer_lines(manifest["trials"], recoveries)
+    verdict["answer"] = answer_lines(manifest.trials, recoveries)
     write_json(folder / VERDICT_FILE, verdict)
     write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
     report = write_report(

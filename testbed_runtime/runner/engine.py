@@ -235,13 +235,14 @@ class Runner:
         """Evaluate the trials so far, and return whether the comparisons of the run are decided. False if the evaluation
         fails."""
         self.progress.on_event(Evaluating("checking whether the comparisons are decided"))
-        trials = trials_to_evaluate(manifest.data)
+        found = manifest.read()
+        trials = trials_to_evaluate(found)
         try:
             rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []
         except HeadgateError as error:
             self.progress.on_event(Notice(f"not evaluated: {error}"))
             return False
-        return bool(trials) and is_decided(manifest.data, rows)
+        return bool(trials) and is_decided(found, rows)
 
     async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> bool:
         """Run a trial; repeat it under a new id while it is void, as often as the manifest allows. Return whether it had a testbed."""

@@ -20,9 +20,16 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.core.trial.plan import CONTROL, NEVER, RunPlan, TestbedPlan, TrialPlan
 from testbed_runtime.files import write_whole
-from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA, Entry, read_manifest
+from testbed_runtime.history.manifest import (
+    MANIFEST,
+    MANIFEST_SCHEMA,
+    manifest_data,
+    manifest_of,
+    read_manifest,
+)
 from testbed_runtime.ports.hosts import FaultHandle
 
 MAX_ATTEMPTS = 3
@@ -86,11 +93,11 @@ class Manifest:
         if not (folder / MANIFEST).exists():
             return cls(folder, info, plan, document)
         found = read_manifest(folder)
-        if found["run"] != info.run:
-            problem = f"holds the run {found['run']}, not {info.run}"
+        if found.run != info.run:
+            problem = f"holds the run {found.run}, not {info.run}"
             raise UserError(str(folder), problem, "give each run a folder of its own")
         manifest = cls.__new__(cls)
-        manifest.folder, manifest.data = folder, {**found, "interrupted": False}
+        manifest.folder, manifest.data = folder, {**manifest_data(folder), "interrupted": False}
         return manifest
 
     @property
@@ -98,6 +105,10 @@ class Manifest:
         """Entries of the trials, in the order in which they started."""
         entries: list[dict[str, Any]] = self.data["trials"]
         return entries
+
+    def read(self) -> RunManifest:
+        """Return the manifest as its readers see it."""
+        return manifest_of(self.data)
 
     async def keep(self, folder: RunFolder) -> None:
         """Write the manifest to disk, and store it with the run's record."""
@@ -144,7 +155,7 @@ def void_open(entry: dict[str, Any]) -> None:
     entry.update(voided=True, ended=True, abandoned=True, void_reason=OPEN_TEXT)
 
 
-def next_attempt(plan: TrialPlan, entries: Sequence[Entry]) -> TrialPlan | None:
+def next_attempt(plan: TrialPlan, entries: Sequence[Mapping[str, Any]]) -> TrialPlan | None:
     """Return the next attempt of a trial (`plan` is the first attempt). None if an attempt already counts, or there were enough attempts."""
     key = (plan.variant, plan.role, plan.number)
     own = [e for e in entries if (e["variant"], e["role"], e["number"]) == key]

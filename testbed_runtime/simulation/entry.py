@@ -40,7 +40,7 @@ class DirectEvaluator:
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
         folder = Path(run_folder)
         manifest = read_manifest(folder)
-        entries = [t for t in manifest["trials"] if t["trial"] in trials]
+        entries = [entry for entry in manifest.trials if entry.trial in trials]
         rows: list[dict[str, Any]] = []
         series: list[dict[str, Any]] = []
         answers: dict[str, Any] = {}
@@ -48,22 +48,22 @@ class DirectEvaluator:
 
         @lru_cache(maxsize=1)  # read each control trial first, for its noise
         def read(name: str) -> Trial:
-            entry = next(entry for entry in entries if entry["trial"] == name)
-            whole = read_trial(folder / HISTORY_FOLDER / name, run=manifest["run"], trial=name, entry=entry)
+            entry = next(entry for entry in entries if entry.trial == name)
+            whole = read_trial(folder / HISTORY_FOLDER / name, run=manifest.run, trial=name, entry=entry)
             return reduced(whole)
 
-        for number, entry in enumerate(with_noise(entries, lambda e: read(e["trial"])), start=1):
+        for number, entry in enumerate(with_noise(entries, lambda e: read(e.trial)), start=1):
             try:
-                trial = read(entry["trial"])
+                trial = read(entry.trial)
                 answer = trial_recovery(trial, entry)
                 found = trial_metrics(trial, entry, recovery=answer), trial_timeseries(trial, entry)
                 events = trace_events(trial, answer, pid=number)
             except HeadgateError:
                 raise
             except Exception as error:
-                rows += unjudged(manifest["run"], entry["trial"], described(error))
+                rows += unjudged(manifest.run, entry.trial, described(error))
                 continue
-            answers[entry["trial"]] = answer.to_json()
+            answers[entry.trial] = answer.to_json()
             rows += found[0]
             series.append(found[1])
             traced.append(events)

@@ -14,8 +14,10 @@ import pytest
 
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.job.messages import SinkCommit
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 from testbed_runtime.history.writer import MemoryHistory
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 START = 1000 * NS
@@ -94,10 +96,10 @@ class History:
         return self.memory.trial()
 
 
-def entry(**changes: Any) -> dict[str, Any]:
+def entry(**changes: Any) -> TrialEntry:
     """The manifest's entry: warm-up to 2 s, baseline to 8 s, fault to 9 s, observation to 24 s, drain to 25 s."""
     edges = [("warmUp", 0, 2), ("baseline", 2, 8), ("fault", 8, 9), ("observation", 9, 24), ("drain", 24, 25)]
-    return {
+    return trial_entry({
         "trial": "main-1", "variant": "main", "role": "fault", "number": 1, "seed": 7, "flinkVersion": "2.x",
         "configuration": {
             "heartbeat.interval": "1 s", "heartbeat.timeout": "5 s", "execution.checkpointing.interval": "1 s",
@@ -117,7 +119,7 @@ def entry(**changes: Any) -> dict[str, Any]:
                 {"from": "count", "to": "sink", "partitioning": "forward"},
             ],
         },
-    } | changes  # fmt: skip
+    }, **changes)  # fmt: skip
 
 
 def commits(history: History, checkpoint: int, task: str, attempt: int, commit: SinkCommit, t: float) -> None:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
 from testbed_runtime.history.validation import check_trial
 from testbed_runtime.simulation.loop import run_virtual
+from tests.manifests import trial_entry
 from tests.simulation.simulating import run_one
 
 TIMES = ("t_ns", "start_ns")
@@ -75,7 +78,12 @@ class Recorded:
     """A trial and its entry in the manifest."""
 
     trial: Trial
-    entry: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    """The entry as the file has it."""
+
+    @property
+    def entry(self) -> TrialEntry:
+        return trial_entry(self.manifest)
 
     def changed(self, table: str, change: Change) -> Recorded:
         """Return the history with `change` made to each row of a table. Rows for which it returns None are gone, and the rows of
@@ -90,7 +98,7 @@ class Recorded:
         kept = pa.Table.from_pylist([row for row in made if row is not None], schema=arrow_schema(table))
         tables = {name: _renumbered(self.trial.table(name), gone) for name in TABLES}
         tables[table] = _renumbered(kept, gone)
-        return Recorded(Trial(self.trial.run, self.trial.trial, tables), self.entry)
+        return Recorded(Trial(self.trial.run, self.trial.trial, tables), self.manifest)
 
     def with_rows(self, table: str, more: list[Row]) -> Recorded:
         """Return the history with further rows of a table."""
@@ -98,7 +106,7 @@ class Recorded:
             [self.trial.table(table), pa.Table.from_pylist(more, schema=arrow_schema(table))]
         )
         return Recorded(
-            Trial(self.trial.run, self.trial.trial, {**self.trial.tables, table: added}), self.entry
+            Trial(self.trial.run, self.trial.trial, {**self.trial.tables, table: added}), self.manifest
         )
 
     def numbered(self) -> Recorded:
@@ -111,10 +119,11 @@ class Recorded:
                 seqs.setdefault(process, []).append(seq)
         free = {p: sorted(set(range(max(found))) - set(found)) for p, found in seqs.items()}
         tables = {name: _renumbered(table, free) for name, table in self.trial.tables.items()}
-        return Recorded(Trial(self.trial.run, self.trial.trial, tables), self.entry)
+        return Recorded(Trial(self.trial.run, self.trial.trial, tables), self.manifest)
 
     def with_entry(self, **changes: Any) -> Recorded:
-        return Recorded(self.trial, {**self.entry, **changes})
+        """Return the history with other fields of its entry."""
+        return Recorded(self.trial, {**self.manifest, **changes})
 
     def found(self) -> list[Damage]:
         return check_trial(self.trial, self.entry)
@@ -146,7 +155,7 @@ def record(document: Row, *, start_s: float = 1000.0) -> Recorded:
     with tempfile.TemporaryDirectory() as folder, began:
         ran = run_one(document, Path(folder))
     assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
-    return Recorded(ran.trial, json.loads(json.dumps(ran.entry)))
+    return Recorded(ran.trial, json.loads(msgspec.json.encode(ran.entry)))
 
 
 WALL_S = 1_795_670_000.123456
@@ -172,7 +181,7 @@ def record_in_pods(document: Row) -> Recorded:
 def spread(found: Recorded) -> Recorded:
     """Return the history with each process on a node of its own, whose clock differs by some milliseconds."""
     tables = {name: on_nodes(found.trial.table(name)) for name in TABLES}
-    return Recorded(Trial(found.trial.run, found.trial.trial, tables), found.entry)
+    return Recorded(Trial(found.trial.run, found.trial.trial, tables), found.manifest)
 
 
 def on_nodes(table: pa.Table) -> pa.Table:

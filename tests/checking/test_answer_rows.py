@@ -16,6 +16,7 @@ from tests.checking.test_catchup import NS, STEP
 from tests.checking.test_outages import END
 from tests.checking.test_round_paths import answered, at, cause, fault, parts, survived, wait
 from tests.checking.test_rules import effect
+from tests.manifests import trial_entry
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_replacement_that_was_recorded_before_the_last_end_is_one_of_an_earlie
     built.event("process.exit", "tm-1-2", second - 2)
     built.wait("replacement", "supervisor", "tm-1-2", (2, 5))
     built.event("taskmanager.registered", "tm-1-3", 9)
-    entry = {"job": {"taskManagers": {"replaceLost": "1 s"}}}
+    entry = trial_entry({"job": {"taskManagers": {"replaceLost": "1 s"}}})
     found: list[Wait] = read_waits(built.trial(), entry, [], history.at(20))
     own = [w for w in found if w.kind == "replacement" and w.what == "tm-1-3"]
     assert bool(own) == (owner == "computed")
@@ -131,7 +132,7 @@ def test_a_report_that_expired_lasts_until_the_jobmaster_gets_to_it(
     )
     for t in (handled, 9.5)[: 1 + (handled > 5)]:
         built.event("failover.failure", "1", t, data={"task": task, "detector": detector})
-    (found,) = read_waits(built.trial(), {}, [], history.at(20))
+    (found,) = read_waits(built.trial(), trial_entry(), [], history.at(20))
     assert found.end_ns == history.at(end)
     assert (found.outcome == "completed") is (end == handled or outcome == "completed")
     assert (found.option == "") is (end == handled)
@@ -156,7 +157,7 @@ def test_each_expired_report_is_handled_before_the_next_restart_of_its_task(
     built.event("failover.started", "1", 14.0, data={"region": region})
     for number, t in enumerate((18.0, 20.0), 2):
         built.event("failover.failure", str(number), t, data={"task": "map-0", "detector": "Task"})
-    found = sorted(read_waits(built.trial(), {}, [], history.at(30)), key=lambda w: w.start_ns)
+    found = sorted(read_waits(built.trial(), trial_entry(), [], history.at(30)), key=lambda w: w.start_ns)
     assert [w.end_ns for w in found] == [history.at(end) for end in ends]
 
 
@@ -178,7 +179,7 @@ def test_a_taskmanager_registers_from_the_return_of_the_jobmanager_on(
     built.wait(kind, "tm-0-1", what, (2.0, 8.0))
     stopped = effect(fault, (1, 6), targets='["jobmanager"]')
     stopped = replace(stopped, injected_ns=history.at(1), ended_ns=history.at(6))
-    waits = read_waits(built.trial(), {}, [stopped], history.at(20))
+    waits = read_waits(built.trial(), trial_entry(), [stopped], history.at(20))
     (found,) = [w for w in waits if w.who == "tm-0-1"]
     assert (found.kind, found.start_ns) == (expected[0], history.at(expected[1]))
 
@@ -203,7 +204,7 @@ def test_a_taskmanager_that_misses_the_jobmanager_is_delayed_by_no_fault_on_anot
     slow = replace(
         effect("rpc.delay", (1, 9), targets=targets), injected_ns=history.at(1), ended_ns=history.at(9)
     )
-    (found,) = [w for w in read_waits(built.trial(), {}, [slow], history.at(20)) if w.who == "tm-0-1"]
+    (found,) = [w for w in read_waits(built.trial(), trial_entry(), [slow], history.at(20)) if w.who == "tm-0-1"]
     assert bool(found.fault) is blamed
 
 
@@ -216,7 +217,7 @@ def test_slots_that_were_waited_for_in_vain_say_that_none_was_free(
     """The request expired, or the record ended before it did."""
     built = history.empty()
     built.wait("slot", "JobMaster", "4 slots", (2.0, 8.0), ("slot.request.timeout", "5 min", 300.0), outcome)
-    (found,) = read_waits(built.trial(), {}, [], history.at(20))
+    (found,) = read_waits(built.trial(), trial_entry(), [], history.at(20))
     assert found.detail == ("no TaskManager had a free slot" if lacking else "")
 
 

@@ -26,6 +26,7 @@ from testbed_runtime.report.answer import headline
 from tests.checking.test_catchup import NS, STEP, lagging
 from tests.checking.test_outages import END, at, fault
 from tests.checking.test_recovery_path import DELAY, path, segments, wait
+from tests.manifests import trial_entry
 
 CHECKPOINTS = {"execution.checkpointing.interval": "1 s"}
 HEARTBEAT: dict[str, Any] = {"option": "heartbeat.timeout", "value": "2 s"}
@@ -95,7 +96,7 @@ def test_the_fault_that_delays_a_submission_owns_it(history: Any, kind: str, bla
     built.event("job.submitted", "", 1.0)
     built.event("job.state", "job", 4.0, data={"from": "CREATED", "to": "RUNNING"})
     slow = fault("slow", 0.5, 20.0, kind, "jobmanager")
-    found = read_waits(built.trial(), {}, [slow], at(END))
+    found = read_waits(built.trial(), trial_entry(), [slow], at(END))
     assert [(w.kind, w.who, w.fault) for w in found] == [("jobmanager", "runner", "slow" if blamed else "")]
     words = "the JobManager to create the job"
     assert found[0].cause == (f"{words}, during the fault `slow`" if blamed else words)
@@ -104,10 +105,12 @@ def test_the_fault_that_delays_a_submission_owns_it(history: Any, kind: str, bla
 def test_a_lost_restart_delay_has_the_value_in_force(history: Any):
     """The JobManager was killed in the third restart, whose delay had grown to 4 s."""
     key = "restart-strategy.exponential-delay.initial-backoff"
-    entry = {
-        "configuration": {"restart-strategy.type": "exponential-delay", key: "1 s"},
-        "flinkVersion": "2.x",
-    }
+    entry = trial_entry(
+        {
+            "configuration": {"restart-strategy.type": "exponential-delay", key: "1 s"},
+            "flinkVersion": "2.x",
+        }
+    )
     built = history.empty()
     built.event("failover.started", "3", 5.0, data={"delay_option": key, "delay_s": 4.0})
     built.event("failover.cancelled", "3", 5.1)
@@ -133,7 +136,7 @@ def test_each_restart_in_which_the_jobmanager_was_killed_has_its_lost_wait(histo
     for kind in ("failover.slots", "failover.deployed"):
         built.event(kind, "2", 3.0)
     built.event("process.exit", "jobmanager-1", 7.0)
-    found = lost_waits(built.trial(), {"configuration": {}, "flinkVersion": "2.x"}, at(END))
+    found = lost_waits(built.trial(), trial_entry({"configuration": {}, "flinkVersion": "2.x"}), at(END))
     assert [(w.kind, w.start_ns, w.end_ns) for w in found] == [
         ("slot", at(3.0), at(END)),
         ("restart-delay", at(6.0), at(END)),
@@ -310,6 +313,6 @@ def test_the_interval_owns_the_time_until_each_next_checkpoint(history: Any, tri
     built, key = history.empty(), "execution.checkpointing.interval"
     for number, t in enumerate(triggered):
         built.add("jobmanager-1", "checkpoints", t, checkpoint=number, state="triggered")
-    found = next_checkpoints(built.trial(), {"configuration": {key: "2 s"}}, at(3), at(7))
+    found = next_checkpoints(built.trial(), trial_entry({"configuration": {key: "2 s"}}), at(3), at(7))
     assert [(w.start_ns, w.end_ns) for w in found] == [(at(a), at(b)) for a, b in expected]
     assert {(w.option, w.value) for w in found} <= {(key, "2 s")}

@@ -15,6 +15,7 @@ from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait
 from testbed_runtime.history.waits import INT64_MAX
 from tests.checking.test_lasting import part, round_of
 from tests.checking.test_rules import NS, effect, waited
+from tests.manifests import trial_entry
 
 DELAY, TIMEOUT, REPLACED = "restart-strategy.fixed-delay.delay", "heartbeat.timeout", "replaceLost"
 WHOLE = frozenset({"map"})
@@ -155,7 +156,9 @@ def test_a_job_waits_for_the_first_taskmanagers_that_complete_its_slots(
     came: dict[str, float], gone: set[str], expected: set[str]
 ):
     """It needs the slots of three of four."""
-    entry = {"job": {"vertices": [{"parallelism": 3}], "taskManagers": {"replicas": 4, "slots": 1}}}
+    entry = trial_entry(
+        {"job": {"vertices": [{"parallelism": 3}], "taskManagers": {"replicas": 4, "slots": 1}}}
+    )
     waits = [
         waited("registration", 1, end, what="ResourceManager", who=f"{tm}-2") for tm, end in came.items()
     ]

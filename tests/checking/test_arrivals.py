@@ -39,6 +39,7 @@ from testbed_runtime.checking.progress import (
 )
 from testbed_runtime.history.schema import Trial
 from tests.checking.written import NS, Row, at, event, sample, wrote
+from tests.manifests import trial_entry
 
 COUNTS = st.lists(st.integers(0, 3), max_size=8)
 """The records that arrived in each second."""
@@ -173,7 +174,7 @@ def test_a_job_is_alive_if_records_arrive_at_its_end(
     assert (LAST_NS, SHORTEST_NS, GAP_NS) == (2 * NS, NS // 2, NS // 4)
 
 
-def phase(name: str, start: int, end: int | None) -> Row:
+def phase(name: str, start: int, end: int) -> Row:
     return {"name": name, "start_ns": start, "end_ns": end}
 
 
@@ -183,8 +184,7 @@ def phase(name: str, start: int, end: int | None) -> Row:
         ([], (None, None, None, None, 7)),  # the last row of the history
         ([phase("baseline", 1, 3), phase("fault", 3, 4), phase("observation", 4, 8), phase("drain", 8, 9)], ((1, 3), (3, 4), (4, 8), (3, 8), 8)),
         ([phase("baseline", 1, 3), phase("observation", 3, 8)], ((1, 3), None, (3, 8), (3, 8), 8)),
-        ([phase("baseline", 1, 3), phase("fault", 3, None)], ((1, 3), None, None, None, 3)),
-        ([phase("baseline", 1, 3), phase("fault", 3, 5), phase("drain", 4, None)], ((1, 3), (3, 4), None, (3, 4), 4)),
+        ([phase("baseline", 1, 3), phase("fault", 3, 5), phase("drain", 4, 6)], ((1, 3), (3, 4), None, (3, 4), 4)),
         ([phase("baseline", 1, 1), phase("drain", 2, 3)], (None, None, None, None, 2)),
         ([phase("observation", 2, 5), phase("fault", 2, 5), phase("drain", 2, 5)], (None, None, None, None, 2)),
         ([phase("fault", 3, 8), phase("observation", 8, 8), phase("drain", 8, 9)], (None, (3, 8), None, (3, 8), 8)),
@@ -196,10 +196,10 @@ def test_the_windows_of_a_trial_follow_from_its_phases(phases: list[Row], expect
     rows = [event("note"), sample("sink-0")]
     trial = wrote(*((table, {**row, "t": 0.0}) for table, row in rows))
     trial = Trial("r", "t", {n: _at(trial, n, t) for n, t in (("events", 5), ("tasks", 7))})
-    found = windows(trial, {"phases": phases})
+    found = windows(trial, trial_entry({"phases": phases}))
     spans = [None if w is None else (w.start, w.end) for _, w in found.by_phase()]
     assert ([name for name, _ in found.by_phase()], spans, found.end) == (["baseline", "fault", "observation", ""], [*expected[:4]], expected[4])  # fmt: skip
-    assert windows(Trial("r", "t", {}), {}).end == 0
+    assert windows(Trial("r", "t", {}), trial_entry()).end == 0
 
 
 def _at(trial: Trial, name: str, t_ns: int) -> Any:
@@ -213,14 +213,13 @@ def _at(trial: Trial, name: str, t_ns: int) -> Any:
     ("phases", "stopped"),
     [
         ([phase("baseline", 1, 3), phase("observation", 3, 8)], 8),
-        ([phase("baseline", 1, 3), phase("observation", 3, None)], None),
         ([phase("baseline", 1, 3), phase("drain", 3, 8)], None),
         ([], None),
     ],
 )
 def test_a_trial_that_was_interrupted_was_stopped_at_its_last_phase(phases: list[Row], stopped: int | None):
     """A drained one ended by itself."""
-    entry = {"phases": phases}
+    entry = trial_entry({"phases": phases})
     assert stopped_ns(entry, windows(Trial("r", "t", {}), entry)) == stopped
 
 

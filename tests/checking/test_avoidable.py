@@ -13,6 +13,7 @@ from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import Outcome, Wait
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 BACKOFF = "taskmanager.network.request-backoff.max"
@@ -74,10 +75,12 @@ def judged(
         "end_ns": first.end_ns, "option": first.option, "value": first.value, "outcome": str(first.outcome), "text": "x",
     } | (segment or {})  # fmt: skip
     known = Round(number=1, start_ns=0, end_ns=first.end_ns, segments=(Segment(**own),))
-    entry = {
-        "configuration": {"heartbeat.interval": "1 s"} | (configuration or {}),
-        "faults": [{"name": name, "params": {}, **more} for name, more in asked.items()],
-    }
+    entry = trial_entry(
+        {
+            "configuration": {"heartbeat.interval": "1 s"} | (configuration or {}),
+            "faults": [{"name": name, "params": {}, **more} for name, more in asked.items()],
+        }
+    )
     moment = first.end_ns if failed is None else at(failed)
     (found,) = with_enough([known], [failure(moment)], waits, effects, entry, places=lambda _: places or {})
     (part,) = found.segments
@@ -380,7 +383,7 @@ def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
     waits: list[Wait], more: dict[str, Any], expected: tuple[str, float] | None
 ):
     """TaskManagers miss its heartbeats, or its lease runs out. Another fault lasted at the same time, and a TaskManager is killed later."""
-    asked = {"faults": [{"name": "gc", "duration_s": more.get("asked", 8)}], "configuration": {}}
+    asked = trial_entry({"faults": [{"name": "gc", "duration_s": more.get("asked", 8)}]})
     begun, ended = more.get("span", (10, 18))
     part = Segment(
         kind="jobmanager", phase="detect", start_ns=at(begun), end_ns=at(ended), outcome="completed", text="x",
@@ -433,10 +436,12 @@ def test_restarts_in_a_fault_save_only_what_comes_after_its_end(
     gap = of_option(15, last.start_ns / NS, "", kind="slot", outcome="completed")
     rounds = [Round(number=1, start_ns=0, end_ns=last.end_ns, segments=(first, given_up, gap, last))]
     late = wait("partition", BACKOFF, (10, 15), fault="late", cause="c")
-    entry = {
-        "configuration": {},
-        "faults": [{"name": "late", "duration_s": 20.0, "params": {"delay_s": 40.0}}],
-    }
+    entry = trial_entry(
+        {
+            "configuration": {},
+            "faults": [{"name": "late", "duration_s": 20.0, "params": {"delay_s": 40.0}}],
+        }
+    )
     (found,) = with_enough(rounds, [], [late], [effect("late", "registration.delay", 0, 20)], entry)
     parts = (found.segments[0], found.segments[-1])
     known = tuple(None if s.slack_ns < 0 else s.slack_ns / NS for s in parts)

@@ -15,6 +15,7 @@ from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.quantities import seconds
 from tests.checking.test_outages import behind
 from tests.checking.test_round_paths import NS, at, cause, fault, parts, wait
+from tests.manifests import trial_entry
 
 
 def catch_up(
@@ -36,7 +37,7 @@ def catch_up(
     rounds = (RoundSpan(at(8), at(20), cause(8), running=at(10)),)
     outage = Outage(fault("kill", 8, 9, "process.kill"), at(8), at(20), rounds, True, at(20), shared=faults)
     spans = Windows(Window(at(2), at(8)), None, None, None, at(60))
-    paths = _Paths(built.trial(), {"job": job}, [], spans)
+    paths = _Paths(built.trial(), trial_entry({"job": job}), [], spans)
     paths.catch_up = lag
     found = parts(paths.recovery(outage, ""))
     return [part for part in found if part[0] in ("catch-up", *(f.fault for f in faults))]

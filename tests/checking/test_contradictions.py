@@ -254,9 +254,9 @@ def test_a_sink_that_writes_a_record_twice_is_judged_and_no_damage():
 def test_a_fault_that_was_due_after_the_end_of_the_job_has_no_rows(last: str, found: bool):
     """A job that finishes by itself in the baseline ends the schedule. One that finishes later had the fault."""
     history = recorded()
-    names = [p["name"] for p in history.entry["phases"]]
+    names = [p["name"] for p in history.manifest["phases"]]
     kept = names[: names.index(last) + 1]
-    phases = [p for p in history.entry["phases"] if p["name"] in (*kept, "drain")]
+    phases = [p for p in history.manifest["phases"] if p["name"] in (*kept, "drain")]
     gone = history.changed("faults", without(always)).changed(
         "events",
         without(lambda r: r["kind"] == "trial.phase" and r["subject"] in set(names) - {*kept, "drain"}),
@@ -323,8 +323,8 @@ def test_a_table_whose_rows_are_all_missing_is_named(table: str):
 def test_a_job_whose_channels_are_sampled_rarely_may_have_no_sample_of_them():
     """In virtual time, those of thousands of subtasks are sampled once a minute."""
     emptied = recorded().changed("channels", without(always))
-    vertices = [{**v, "parallelism": 4_000} for v in emptied.entry["job"]["vertices"]]
-    large = {**emptied.entry, "job": {**emptied.entry["job"], "vertices": vertices}}
+    vertices = [{**v, "parallelism": 4_000} for v in emptied.manifest["job"]["vertices"]]
+    large = {**emptied.manifest, "job": {**emptied.manifest["job"], "vertices": vertices}}
     assert "channels" not in {found for found, _ in Recorded(emptied.trial, large).columns()}
 
 
@@ -336,7 +336,7 @@ def test_a_process_without_any_row_is_found(process: str):
         name: table.filter(pc.not_equal(table.column("process"), process))
         for name, table in history.trial.tables.items()
     }
-    found = Recorded(Trial(history.trial.run, history.trial.trial, tables), history.entry).columns()
+    found = Recorded(Trial(history.trial.run, history.trial.trial, tables), history.manifest).columns()
     assert found & {("events", "kind"), ("tasks", "process")}
 
 
@@ -382,7 +382,7 @@ def twice(history: Recorded, table: str) -> Recorded:
 def test_an_offered_rate_that_the_sources_did_not_follow_is_found():
     """The manifest states it, and what the sources counted follows from it."""
     history = recorded()
-    job = json.loads(json.dumps(history.entry["job"]))
+    job = json.loads(json.dumps(history.manifest["job"]))
     job["vertices"][0]["recordsPerSecond"] *= 2
     damaged = history.with_entry(job=job)
     assert ("tasks", "records_out") in damaged.columns()

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ import pytest
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.judgement.verdict import Verdict
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
@@ -199,7 +201,11 @@ DAMAGE: list[tuple[str, str, str, Change]] = [
 
 
 def write(
-    folder: Path, sealed_trial: Path, entry: dict[str, Any], damaged: str = "", change: Change | None = None
+    folder: Path,
+    sealed_trial: Path,
+    entry: TrialEntry | dict[str, Any],
+    damaged: str = "",
+    change: Change | None = None,
 ) -> Path:
     """Write a run with a copy of one trial, and damage one table so that the seal agrees with it. The seal is of an earlier version, without
     digests, which would find each damage."""
@@ -215,7 +221,7 @@ def write(
         (history / SEALED).write_text(json.dumps(sealed))
     manifest = {
         "schema": MANIFEST_SCHEMA, "run": RUN, "scenario": {}, "place": "local", "seed": 7, "started": "", "machine": {},
-        "interrupted": False, "expectations": {"main": ASKED}, "trials": [entry | {"error": ""}],
+        "interrupted": False, "expectations": {"main": ASKED}, "trials": [msgspec.to_builtins(entry)],
     }  # fmt: skip
     write_json(folder / "manifest.json", manifest)
     return history
@@ -303,7 +309,7 @@ def test_a_damaged_manifest_names_the_field(
     history: Any, sealed_trial: Path, tmp_path: Path, changes: dict[str, Any], problem: str
 ):
     """No stack trace, whatever its entries are."""
-    write(tmp_path, sealed_trial, history.entry(**changes))
+    write(tmp_path, sealed_trial, msgspec.to_builtins(history.entry()) | changes)
     with pytest.raises(UserError) as caught:
         conclude(tmp_path)
     assert problem in str(caught.value)

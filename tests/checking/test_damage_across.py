@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.evaluation.splits import check_assembled
@@ -19,7 +20,6 @@ from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.crosschecks import check_across
-from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial, arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
 from tests.checking.recorded import DOCUMENT, Recorded, Row, record, recorded
@@ -281,7 +281,7 @@ def test_a_history_that_is_known_to_lack_rows_is_not_compared():
 
 
 def texts(history: Recorded, **configuration: str) -> str:
-    entry = {**history.entry, "configuration": {**history.entry["configuration"], **configuration}}
+    entry = replace(history.entry, configuration={**history.entry.configuration, **configuration})
     return "\n".join(str(d) for d in check_across(history.trial, entry))
 
 
@@ -348,11 +348,9 @@ def test_a_wait_that_its_option_decided_lasted_as_long_as_that_says(
     """The first of several calls that fail may begin at once. A TaskManager that is lost was silent for the whole timeout, and the
     heartbeat that shows a missing task may follow its deployment at once."""
     history = recorded()
-    entry = {
-        **history.entry,
-        "configuration": {**history.entry["configuration"], "heartbeat.rpc-failure-threshold": threshold},
-    }
-    options = options_of(entry)
+    chosen = {**history.entry.configuration, "heartbeat.rpc-failure-threshold": threshold}
+    entry = replace(history.entry, configuration=chosen)
+    options = entry.options
     keys = option.split(" × ")
     budget = math.prod(
         options.duration(k) if k != "heartbeat.rpc-failure-threshold" else int(threshold) for k in keys
@@ -384,9 +382,9 @@ def test_a_wait_that_its_option_decided_lasted_as_long_as_that_says(
 def test_a_fault_is_compared_with_its_entry_in_the_manifest(changes: Row, found: str):
     """A fault before the job is submitted has no time."""
     history = recorded()
-    fault = history.entry["faults"][0] | changes
+    fault = history.manifest["faults"][0] | changes
     problems = [
         str(d)
-        for d in check_faults(checked(history.trial, {**history.entry, "faults": [fault]}, one_clock=True))
+        for d in check_faults(checked(history.trial, {**history.manifest, "faults": [fault]}, one_clock=True))
     ]
     assert any(found in p for p in problems) if found else problems == []

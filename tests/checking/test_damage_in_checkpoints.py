@@ -30,8 +30,8 @@ def commit(task: str = "a-0", number: int = 1, **more: Any) -> Written:
 
 
 VERTEX = {"name": "a", "parallelism": 2, "kind": "ledger"}
-ENTRY = {"job": {"vertices": [VERTEX]}}
 OVERTAKING = {"execution.checkpointing.unaligned.enabled": "true"}
+ENTRY = {"job": {"vertices": [VERTEX]}, "configuration": OVERTAKING}
 HEALTHY: list[Written] = [
     state("a-0", "SCHEDULED", "DEPLOYING"),
     state("a-1", "SCHEDULED", "DEPLOYING"),
@@ -141,7 +141,7 @@ def test_a_completed_checkpoint_was_acknowledged_by_each_task_that_had_not_finis
 
 def test_without_a_job_in_the_manifest_any_task_may_acknowledge():
     """Nothing is known about its tasks."""
-    assert found({4: {"task": "b-0"}}, {}) == []
+    assert found({4: {"task": "b-0"}}, {"configuration": OVERTAKING}) == []
 
 
 @pytest.mark.parametrize(
@@ -254,15 +254,15 @@ WEIGHT = "delivery.parquet, column weight, row {}: of this commit of {} adds up 
         ({11: {"weight": 7}}, "ledger", [WEIGHT.format(1, "a-1", 7, 8)]),
         ({10: {"weight": 8}, 11: {"weight": 0}}, "ledger", []),
         ({9: {"weight": 4}}, "window", []),
-        ({9: {"weight": 4}}, None, []),
+        ({9: {"weight": 4}}, "", []),
     ],
 )  # fmt: skip
 def test_the_weight_of_a_commit_is_the_number_of_its_records(
-    changes: dict[int, Any], kind: str | None, expected: list[str]
+    changes: dict[int, Any], kind: str, expected: list[str]
 ):
     """It is on one of the rows of the commit. Windows and vertices of unknown kinds have other weights."""
-    assert found(changes, {"job": {"vertices": [VERTEX | {"kind": kind}]}}) == expected
-    assert found(changes, {}) == []
+    assert found(changes, {**ENTRY, "job": {"vertices": [VERTEX | {"kind": kind}]}}) == expected
+    assert found(changes, {"configuration": OVERTAKING}) == []
 
 
 def of_wait(column: str, row: int, problem: str) -> list[str]:

@@ -11,6 +11,7 @@ from testbed_runtime.history.contradictions.buffers import check_buffers
 from testbed_runtime.history.contradictions.waits import check_awaited
 from testbed_runtime.history.crosschecks import check_across
 from tests.checking.written import JM, Row, Written, checked, edited, event, job, state, texts, wait, wrote
+from tests.manifests import trial_entry
 
 TM, NEXT = "tm-0-1", "tm-0-2"
 LEADERSHIP = event("leadership", JM, granted=True, leader="l")
@@ -178,14 +179,14 @@ def test_a_value_of_another_type_does_not_end_the_comparison(value: Any):
         data = json.loads(row.get("data") or "{}") | {"taskmanager": TM} if table == "events" else {}
         for name in data.keys() - {"to"}:
             changed = {number: {"data": json.dumps(data | {name: value})}}
-            check_across(edited(RECORDED, changed), ENTRY)
+            check_across(edited(RECORDED, changed), trial_entry(ENTRY))
 
 
 def test_the_rules_are_among_those_of_a_trial():
     """Each of them is called."""
     trial = edited(RECORDED, {7: None, 13: {"what": "checkpoint 5"}})
-    reported = texts(check_across(trial, ENTRY | {"configuration": {}}))
+    reported = texts(check_across(trial, trial_entry(ENTRY)))
     assert NO_DELAY in reported
     assert [t for t in reported if "is 'checkpoint 5', which was not triggered" in t]
     pressed = event("backpressure.sampled", "b-0", attempt=0, process=TM, samples=1, backpressured=2)
-    assert [t for t in texts(check_across(wrote(pressed), ENTRY)) if "of 1 samples" in t]
+    assert [t for t in texts(check_across(wrote(pressed), trial_entry(ENTRY))) if "of 1 samples" in t]

@@ -21,6 +21,7 @@ from tests.checking.written import (
     texts,
     wrote,
 )
+from tests.manifests import trial_entry
 
 TM = "tm-0-1"
 
@@ -203,7 +204,7 @@ def test_the_bytes_of_a_vertex_are_shared_by_its_edges(change: Row, expected: li
     """Its records are not: each edge carries all of them."""
     names = [{"name": n, "parallelism": 2 if n == "c" else 1, "kind": "map"} for n in "acbd"]
     edges = [{"from": s, "to": t} for s, t in ("ab", "cb", "cd")]
-    entry = {"job": {"vertices": names, "edges": edges}}
+    entry = trial_entry({"job": {"vertices": names, "edges": edges}})
     assert texts(check_exchange(checked(edited(several(), {3: change}), entry))) == expected
 
 
@@ -275,7 +276,7 @@ def test_a_job_with_an_unknown_vertex_is_not_compared():
     """Nor one of which the manifest says nothing, or that has no samples."""
     damaged = {6: {"source": "b-0"}}
     assert found(damaged) != []
-    assert found(damaged, entry_of(VERTICES[0] | {"kind": None}, VERTICES[1])) == []
+    assert found(damaged, entry_of(VERTICES[0] | {"kind": ""}, VERTICES[1])) == []
     assert found(damaged, {}) == []
     assert check_exchange(checked(wrote(*HEALTHY[4:]), ENTRY)) == []
 

@@ -24,6 +24,7 @@ from tests.checking.written import (
     wait,
     wrote,
 )
+from tests.manifests import trial_entry
 
 TM, ASK = "tm-0-1", "pekko.ask.timeout"
 CAUSE = {"cause_class": "E", "taskmanager": "tm-1-1", "detector": "JobMaster"}
@@ -252,10 +253,12 @@ def test_an_attempt_that_received_records_had_requested_a_partition():
 def test_a_sink_that_finished_has_its_end():
     """Another task has none."""
     for role in ("sink", "operator"):
-        entry = {
-            "drained": True,
-            "job": {"vertices": [VERTICES[0], VERTICES[1] | {"role": role}], "edges": EDGES},
-        }
+        entry = trial_entry(
+            {
+                "drained": True,
+                "job": {"vertices": [VERTICES[0], VERTICES[1] | {"role": role}], "edges": EDGES},
+            }
+        )
         ended = event("sink.end", "b-0", attempt=0, process=TM)
         missing = lacks("events", f"sink.end {OF_A.format('b-0')}")
         assert found({}, entry) == (missing if role == "sink" else [])

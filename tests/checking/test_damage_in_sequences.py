@@ -27,6 +27,7 @@ from tests.checking.written import (
     wait,
     wrote,
 )
+from tests.manifests import trial_entry
 
 TM = "tm-0-1"
 
@@ -344,10 +345,10 @@ def test_each_group_of_rules_is_asked():
         "balance": [("channels", {"side": "producer", "announced": 1})],
     }
     for name, rows in damaged.items():
-        assert check_across(wrote(*rows), {}), name
+        assert check_across(wrote(*rows), trial_entry()), name
     early = [event("process.exit", TM, 1), sample("a-0", 9)]
-    assert check_across(wrote(*early), {}) != []
-    assert check_across(wrote(early[0], ("tasks", early[1][1] | {"boot_id": "c"})), {}) == []
+    assert check_across(wrote(*early), trial_entry()) != []
+    assert check_across(wrote(early[0], ("tasks", early[1][1] | {"boot_id": "c"})), trial_entry()) == []
 
 
 @pytest.mark.parametrize(
@@ -360,8 +361,8 @@ def test_a_trial_that_lacks_rows_is_not_compared(seq: int, shed: bool, is_compar
         event("history.shed" if shed else "loop.stall", JM, 1),
         ("events", event("note")[1] | {"seq": seq}),
     ]
-    assert bool(check_across(wrote(*rows), {})) is is_compared
-    assert bool(check_across(wrote(*rows, sample("a-0")), {})) is is_compared
+    assert bool(check_across(wrote(*rows), trial_entry())) is is_compared
+    assert bool(check_across(wrote(*rows, sample("a-0")), trial_entry())) is is_compared
 
 
 def test_a_finding_names_table_column_and_row():

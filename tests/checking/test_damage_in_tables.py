@@ -39,6 +39,7 @@ from tests.checking.written import (
     wait,
     wrote,
 )
+from tests.manifests import trial_entry
 
 BUCKETS = len(LATENCY_BOUNDS_NS) + 1
 
@@ -312,7 +313,7 @@ def test_a_task_is_sampled_between_its_deployment_and_its_end(
 
 PHASES = [
     {"name": "warmUp", "start_ns": at(0), "end_ns": at(5)},
-    {"name": "drain", "start_ns": at(5), "end_ns": None},
+    {"name": "drain", "start_ns": at(5), "end_ns": at(5)},
 ]
 OTHER = "the clock of tm-0-1 (boot id b) is not comparable"
 
@@ -329,10 +330,9 @@ OTHER = "the clock of tm-0-1 (boot id b) is not comparable"
 def test_rows_are_within_the_time_of_the_trial(t: float, expected: str):
     """Half an hour before it, as pods may take to start, and ten minutes after it."""
     rows = [event("note", t=3, process="tm-0-1"), event("note", t=t, process="tm-0-1")]
-    assert texts(check_times(wrote(*rows), {"phases": PHASES})) == ([f"events.parquet, column t_ns, row 1: {expected}"] if expected else [])  # fmt: skip
-    assert texts(check_times(wrote(rows[1]), {"phases": PHASES})) == ([f"events.parquet, column t_ns, row 0: {expected}"] if expected else [])  # fmt: skip
-    assert check_times(wrote(*rows), {"phases": []}) == []
-    assert check_times(wrote(*rows), {"phases": [{"name": "warmUp", "start_ns": 0, "end_ns": None}]}) == []
+    assert texts(check_times(wrote(*rows), trial_entry({"phases": PHASES}))) == ([f"events.parquet, column t_ns, row 1: {expected}"] if expected else [])  # fmt: skip
+    assert texts(check_times(wrote(rows[1]), trial_entry({"phases": PHASES}))) == ([f"events.parquet, column t_ns, row 0: {expected}"] if expected else [])  # fmt: skip
+    assert check_times(wrote(*rows), trial_entry({"phases": []})) == []
 
 
 @pytest.mark.parametrize(("lag_s", "is_damaged"), [(2405, False), (2405.001, True)])
@@ -340,9 +340,11 @@ def test_a_lag_is_not_longer_than_the_trial_and_what_surrounds_it(lag_s: float, 
     """Half an hour, five seconds and ten minutes."""
     rows = [sample("a-0", 1), sample("a-0", 2, lag_ns=round(lag_s * NS))]
     problem = f"tasks.parquet, column lag_ns, row 1: is {round(lag_s * NS) / NS:g} s, which is longer than the trial"
-    assert texts(check_times(wrote(*rows), {"phases": PHASES})) == ([problem] if is_damaged else [])
-    assert texts(check_times(wrote(rows[1]), {"phases": PHASES})) == ([problem.replace("row 1", "row 0")] if is_damaged else [])  # fmt: skip
-    assert check_times(wrote(*rows[:1]), {"phases": PHASES}) == []
+    assert texts(check_times(wrote(*rows), trial_entry({"phases": PHASES}))) == (
+        [problem] if is_damaged else []
+    )
+    assert texts(check_times(wrote(rows[1]), trial_entry({"phases": PHASES}))) == ([problem.replace("row 1", "row 0")] if is_damaged else [])  # fmt: skip
+    assert check_times(wrote(*rows[:1]), trial_entry({"phases": PHASES})) == []
 
 
 @pytest.mark.parametrize(
@@ -358,12 +360,12 @@ def test_a_lag_is_not_longer_than_the_trial_and_what_surrounds_it(lag_s: float, 
 def test_each_sample_is_of_a_task_of_the_job(task: str, vertex: str, expected: str):
     """The synchronisation task of an iteration is not in the manifest."""
     rows = [sample("a-0", 1), ("tasks", sample(task, 2)[1] | {"vertex": vertex})]
-    entry = {"phases": PHASES, "job": {"vertices": [{"name": "a", "parallelism": 2}]}}
+    entry = trial_entry({"phases": PHASES, "job": {"vertices": [{"name": "a", "parallelism": 2}]}})
     assert texts(check_times(wrote(rows[1]), entry)) == [f"tasks.parquet, column {text.replace('row 1', 'row 0')}" for text in [expected] if text]  # fmt: skip
     assert texts(check_times(wrote(*rows), entry)) == (
         [f"tasks.parquet, column {expected}"] if expected else []
     )
-    assert check_times(wrote(*rows), {"phases": PHASES}) == []
+    assert check_times(wrote(*rows), trial_entry({"phases": PHASES})) == []
 
 
 @pytest.mark.parametrize(("role", "is_damaged"), [("sink", False), ("operator", True)])
@@ -372,12 +374,12 @@ def test_each_sample_has_the_role_of_its_vertex(role: str, is_damaged: bool):
     job = {"vertices": [{"name": "a", "parallelism": 2, "role": "sink"}]}
     rows = [sample("a-0", 1, role="sink"), sample("a-1", 2, role=role)]
     problem = "tasks.parquet, column role, row 1: is 'operator', but a is a sink (manifest)"
-    found = check_times(wrote(*rows), {"phases": PHASES, "job": job})
+    found = check_times(wrote(*rows), trial_entry({"phases": PHASES, "job": job}))
     assert texts(found) == ([problem] if is_damaged else [])
-    alone = texts(check_times(wrote(rows[1]), {"phases": PHASES, "job": job}))
+    alone = texts(check_times(wrote(rows[1]), trial_entry({"phases": PHASES, "job": job})))
     assert alone == ([problem.replace("row 1", "row 0")] if is_damaged else [])
     del job["vertices"][0]["role"]
-    assert check_times(wrote(*rows), {"phases": PHASES, "job": job}) == []
+    assert check_times(wrote(*rows), trial_entry({"phases": PHASES, "job": job})) == []
 
 
 # ---- schemas and findings
@@ -416,7 +418,7 @@ def test_a_damaged_row_and_another_type_are_reported_alone():
     assert only.problem == "has the type int64 instead of string"
     contradiction = wrote(sample("b-0", role="sink", records_out=1), state("a-0", "CREATED", "SCHEDULED"))
     assert check_trial(contradiction) == []
-    assert check_trial(contradiction, {"drained": True, "phases": []}) != []
+    assert check_trial(contradiction, trial_entry({"drained": True})) != []
     assert set(trial.tables) == set(TABLES)
 
 
@@ -433,6 +435,6 @@ def test_a_table_with_a_null_is_not_compared(table: str, column: str):
     index = whole.schema.get_field_index(column)
     values = pa.array([None, *whole.column(column).to_pylist()[1:]], whole.schema.field(index).type)
     tables = {**trial.tables, table: whole.set_column(index, column, values)}
-    entry = {"phases": PHASES, "job": {"vertices": [{"name": "a", "parallelism": 2}]}}
+    entry = trial_entry({"phases": PHASES, "job": {"vertices": [{"name": "a", "parallelism": 2}]}})
     found = check_trial(Trial("r", "main-1", tables), entry)
     assert texts(found) == [f"{table}.parquet, column {column}, row 0: is null"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as changed_to
 
 from testbed_runtime.checking.common import job_shape
 from testbed_runtime.checking.delivery import check_delivery
@@ -23,6 +24,7 @@ from testbed_runtime.core.judgement.metrics import (
 )
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.writer import MemoryHistory
+from tests.manifests import trial_entry
 
 
 def flip(trial: Trial, source: str, number: int, *, on: bool) -> Trial:
@@ -112,7 +114,7 @@ def test_a_job_that_was_not_drained_cannot_lose_but_can_double(history: Any):
     assert (found.lost, found.reason) == (None, NOT_DRAINED)
     found = check_delivery(flip(history.good(), "source-0", 7, on=True), entry)
     assert (found.lost, found.duplicated, found.reason) == (None, 1, NOT_DRAINED)
-    refused = check_delivery(history.good(), entry | {"stop_refused": "Not all required tasks"})
+    refused = check_delivery(history.good(), changed_to(entry, stop_refused="Not all required tasks"))
     assert (refused.reason, refused.detail) == (NOT_DRAINED, "Not all required tasks")
 
 
@@ -247,7 +249,7 @@ def test_the_shape_of_a_job_is_that_of_the_manifest():
         ],
         "edges": [{"from": "s", "to": "w", "partitioning": "hash"}, {"from": "w", "to": "k"}],
     }
-    shape = job_shape({"job": job})
+    shape = job_shape(trial_entry({"job": job}))
     assert (shape.sources, shape.sinks, shape.windows) == (("s",), ("k",), {"w"})
     assert shape.copies("s") == {"k": 1}
     assert shape.windowed("s", "k")
@@ -259,7 +261,7 @@ def test_a_window_beside_the_path_does_not_make_it_windowed(history: Any):
         ("source", "window", "hash"), ("window", "counts", "hash"), ("source", "sink", "hash"),
         source={"role": "source"}, window={"role": "operator", "kind": "window"}, counts={"role": "sink"}, sink={"role": "sink"},
     )  # fmt: skip
-    found = job_shape({"job": shape})
+    found = job_shape(trial_entry({"job": shape}))
     assert (found.windowed("source", "counts"), found.windowed("source", "sink")) == (True, False)
     assert found.hops() == {"source": 0, "window": 1, "counts": 2, "sink": 1}
 
@@ -466,7 +468,7 @@ def test_losses_and_duplicates_are_counted_exactly(end: int, missing: list[int],
         "vertices": [{"name": "source", "role": "source"}, {"name": "sink", "role": "sink"}],
         "edges": [{"from": "source", "to": "sink"}],
     }
-    found = check_delivery(memory.trial(), {"drained": True, "job": shape})
+    found = check_delivery(memory.trial(), trial_entry({"drained": True, "job": shape}))
     assert (found.lost, found.duplicated, found.corrupted) == (len(lost), len(twice), 0)
 
 

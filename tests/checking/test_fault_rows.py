@@ -9,10 +9,11 @@ import pytest
 
 from testbed_runtime.checking.faults import added_delays, check_faults, round_trip_delays
 from testbed_runtime.checking.timeseries import _faults
+from tests.manifests import trial_entry
 
-ENTRY = {
-    "faults": [{"name": "lossy", "kind": "network.loss", "backend": "nfqueue", "targets": ["tm-2", "tm-3"]}]
-}
+ENTRY = trial_entry(
+    {"faults": [{"name": "lossy", "kind": "network.loss", "backend": "nfqueue", "targets": ["tm-2", "tm-3"]}]}
+)
 
 
 def row(target: str, state: str, measured: dict[str, Any] | None = None, text: str = "") -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_a_fault_that_had_no_time_to_begin_says_that_the_job_had_ended(
     built = history.empty()
     built.event("job.state", "job", 5.0, data={"from": "RUNNING", "to": state})
     built.add("supervisor", "faults", 4.0, fault="begun", state="injected", targets=["tm-0"], kind="k")
-    entry = history.entry() | {"faults": [{"name": "late"}, {"name": "begun"}]}
+    entry = history.entry(faults=[{"name": "late"}, {"name": "begun"}])
     late, begun = check_faults(built.trial(), entry)
     assert (late.verified, late.reason, late.residue) == (False, reason, residue)
     assert (begun.reason, begun.residue) == ("FaultNotVerified", None)
@@ -88,7 +89,9 @@ def test_a_latency_delays_a_direction_and_a_round_trip(
     mode: str, direction: str, one_way: int, round_trip: int
 ):
     """The latency of a round trip is divided between both directions."""
-    entry = {"faults": [{"name": "far", "direction": direction, "params": {"latency_s": 0.4, "mode": mode}}]}
+    entry = trial_entry(
+        {"faults": [{"name": "far", "direction": direction, "params": {"latency_s": 0.4, "mode": mode}}]}
+    )
     assert (added_delays(entry), round_trip_delays(entry)) == (
         {"far": one_way * 1_000_000},
         {"far": round_trip * 1_000_000},

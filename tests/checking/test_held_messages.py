@@ -13,6 +13,7 @@ from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
 from tests.checking.test_recovery_path import path, wait
 from tests.checking.test_rules import NS, effect
 from tests.checking.written import at, event, wrote
+from tests.manifests import trial_entry
 
 SLOW = effect("rpc.delay", (0, 30), targets='["tm-1"]')
 DELAYS = {"f": 6 * NS}
@@ -155,7 +156,7 @@ def test_messages_are_held_for_as_long_as_their_target_counted(history: Any, mea
     """Or for the delay of one of them, if that is longer. Another target has a mailbox of its own."""
     built = history.empty()
     built.add("supervisor", "faults", 30, fault="f", state="clean", measured=measured)
-    entry = {"faults": [{"name": "f", "params": {"delay_s": 2.0}}]}
+    entry = trial_entry({"faults": [{"name": "f", "params": {"delay_s": 2.0}}]})
     assert held_times(built.trial(), entry) == {"f": held_s * NS}
 
 
@@ -183,7 +184,7 @@ def test_what_tcp_sends_again_after_a_partition_is_part_of_it(history: Any, meas
             kind="network.partition",
             measured=values,
         )
-    (cut,) = check_faults(built.trial(), {})
+    (cut,) = check_faults(built.trial(), trial_entry())
     assert (cut.begun_ns, cut.ended_ns) == (history.at(1), history.at(4 + late_s))
 
 

@@ -19,7 +19,7 @@ from testbed_runtime.checking.baseline import (
     steady_share,
 )
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import Window, Windows, busiest, data, options, windows
+from testbed_runtime.checking.common import Window, Windows, busiest, data, windows
 from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
 from testbed_runtime.checking.load import vertex_load
@@ -28,6 +28,7 @@ from testbed_runtime.checking.progress import Progress, alive_at_end, progress_o
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 
@@ -100,7 +101,7 @@ def test_without_a_baseline_or_records_there_is_no_baseline(history: Any):
 )  # fmt: skip
 def test_the_offered_rate_is_that_of_generated_sources(vertices: list[dict[str, Any]], offered: float | None):
     """Windows, Python functions and sockets hide it."""
-    entry = {"job": {"vertices": vertices, "edges": [{"from": "s", "to": "t"}]}}
+    entry = trial_entry({"job": {"vertices": vertices, "edges": [{"from": "s", "to": "t"}]}})
     assert offered_rate(entry) == offered
 
 
@@ -166,24 +167,22 @@ def test_a_job_has_caught_up_when_its_lag_stays_normal_for_half_a_second():
 def test_windows_end_at_the_drain(history: Any):
     """A phase without length is none. Without phases the last row is the end."""
 
-    def phase(name: str, start: float, end: float | None) -> dict[str, Any]:
-        return {
-            "name": name,
-            "start_ns": round(start * NS),
-            "end_ns": None if end is None else round(end * NS),
-        }
+    def phase(name: str, start: float, end: float) -> dict[str, Any]:
+        return {"name": name, "start_ns": round(start * NS), "end_ns": round(end * NS)}
 
     empty = history.empty().trial()
     found = windows(
         empty,
-        {
-            "phases": [
-                phase("baseline", 1, 2),
-                phase("fault", 2, 3),
-                phase("observation", 3, None),
-                phase("drain", 5, 9),
-            ]
-        },
+        trial_entry(
+            {
+                "phases": [
+                    phase("baseline", 1, 2),
+                    phase("fault", 2, 3),
+                    phase("observation", 3, 6),
+                    phase("drain", 5, 9),
+                ]
+            }
+        ),
     )
     assert [w and (w.start // NS, w.end // NS) for _, w in found.by_phase()] == [
         (1, 2),
@@ -192,11 +191,15 @@ def test_windows_end_at_the_drain(history: Any):
         (2, 5),
     ]
     assert found.end == 5 * NS
-    short = windows(empty, {"phases": [phase("baseline", 1, 1), phase("fault", 4, 9), phase("drain", 4, 9)]})
+    short = windows(
+        empty, trial_entry({"phases": [phase("baseline", 1, 1), phase("fault", 4, 9), phase("drain", 4, 9)]})
+    )
     assert (short.baseline, short.fault, short.judged, short.end) == (None, None, None, 4 * NS)
-    assert windows(empty, {"phases": [phase("observation", 3, 7)]}).judged == Window(3 * NS, 7 * NS)
-    assert windows(empty, {}).end == 0
-    assert windows(history.good(), {}).end == history.at(24.8)
+    assert windows(empty, trial_entry({"phases": [phase("observation", 3, 7)]})).judged == Window(
+        3 * NS, 7 * NS
+    )
+    assert windows(empty, trial_entry()).end == 0
+    assert windows(history.good(), trial_entry()).end == history.at(24.8)
     assert (NS in Window(NS, 2 * NS), 2 * NS in Window(NS, 2 * NS), 1.5 in Window(0, 3)) == (
         True,
         False,
@@ -212,8 +215,8 @@ def test_the_data_of_an_event_is_an_object(text: str, value: dict[str, Any]):
 
 def test_options_of_an_unknown_version_are_those_of_the_newest():
     """The manifest may come from another release."""
-    assert options({"flinkVersion": "0.1", "configuration": {"a": "b"}}).flink_version == "2.x"
-    assert options({"flinkVersion": "1.12"}).flink_version == "1.12"
+    assert trial_entry({"flinkVersion": "0.1", "configuration": {"a": "b"}}).options.flink_version == "2.x"
+    assert trial_entry({"flinkVersion": "1.12"}).options.flink_version == "1.12"
 
 
 def test_a_vertex_is_the_busiest_by_its_busiest_subtask(history: Any):
@@ -338,7 +341,9 @@ def test_a_partition_is_shown_until_tcp_has_sent_again_what_it_lost(
         built.add(
             "supervisor", "faults", t, fault="cut", state=state, kind="network.partition", measured=measured
         )
-    entry = {"phases": [{"name": "observation", "start_ns": history.at(0), "end_ns": history.at(4)}]}
+    entry = trial_entry(
+        {"phases": [{"name": "observation", "start_ns": history.at(0), "end_ns": history.at(4)}]}
+    )
     _, cut = trial_timeseries(built.trial(), entry)["spans"]
     assert (cut["name"], cut["start_s"], cut["end_s"]) == ("cut", 1.0, end_s)
 
@@ -349,11 +354,13 @@ def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
         {"name": n, "start_ns": history.at(a), "end_ns": history.at(b)}
         for n, a, b in (("baseline", 0, 0.5), ("drain", 0.5, 1.5))
     ]
-    entry = {
-        "phases": phases,
-        "job_state": "FAILED",
-        "faults": [{"name": "asked", "kind": "k", "params": {"p": 1}, "at_s": 3, "targets": ["tm-9"]}],
-    }
+    entry = trial_entry(
+        {
+            "phases": phases,
+            "job_state": "FAILED",
+            "faults": [{"name": "asked", "kind": "k", "params": {"p": 1}, "at_s": 3, "targets": ["tm-9"]}],
+        }
+    )
     found = trial_timeseries(rich(history), entry)
     assert found["bins"] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
     assert found["series"]["throughput"] == [200.0, 200.0, 0.0, 0.0, 0.0, None]
@@ -369,8 +376,8 @@ def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
     ]
     asked, gc, late = found["faults"]
     assert asked == {
-        "fault": "asked", "kind": "k", "backend": "", "why": "", "targets": ["tm-9"], "at_s": 3, "before_submit": False, "duration_s": None,
-        "asked": {"params": {"p": 1}}, "measured": {}, "after": {}, "effect": "not measured", "residue": "not measured", "text": "",
+        "fault": "asked", "kind": "k", "backend": "", "why": "", "targets": ["tm-9"], "at_s": 3, "before_submit": False, "duration_s": 0.0,
+        "asked": {"params": {"p": 1}, "direction": "both"}, "measured": {}, "after": {}, "effect": "not measured", "residue": "not measured", "text": "",
     }  # fmt: skip
     assert (gc["asked"], gc["measured"], gc["after"]) == (
         {"share": 2},
@@ -429,7 +436,9 @@ def test_a_bin_with_few_records_shows_their_maximum(history: Any):
     built = history.empty()
     for t, number in ((0.0, 1), (0.25, 100)):
         add_latency(history, built, t, 5, number, window_ns=NS // 4, max_ns=LATENCY_BOUNDS_NS[5] - 7)
-    entry = {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(0.5)}]}
+    entry = trial_entry(
+        {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(0.5)}]}
+    )
     series = trial_timeseries(built.trial(), entry)["series"]
     most = round((LATENCY_BOUNDS_NS[5] - 7) / NS, 6)
     low, high = LATENCY_BOUNDS_NS[4] / NS, LATENCY_BOUNDS_NS[5] / NS
@@ -468,7 +477,9 @@ def test_curves_last_as_long_as_any_subtask(history: Any):
                 records_in=100 * t,
                 busy_ns=t * NS // 2,
             )
-    entry = {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(3)}]}
+    entry = trial_entry(
+        {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(3)}]}
+    )
     found = trial_timeseries(built.trial(), entry)
     assert [v is None for v in found["series"]["goodput"]][:12] == [False] * 9 + [True] * 3
     edges = np.asarray([history.at(t) for t in (0, 1)], dtype=np.int64)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
@@ -430,7 +431,10 @@ def test_a_control_trial_with_a_short_baseline_is_not_compared(history: Any):
         )
     for length, stable in ((0.9, 1.0), (1.0, 0.0)):
         entry = history.entry(role="control", faults=[])
-        entry["phases"][1] = {"name": "baseline", "start_ns": history.at(2), "end_ns": history.at(2 + length)}
+        phases = [
+            replace(p, end_ns=history.at(2 + length)) if p.name == "baseline" else p for p in entry.phases
+        ]
+        entry = replace(entry, phases=tuple(phases))
         assert rows(built.trial(), entry)["control.stable"][0] == stable
 
 

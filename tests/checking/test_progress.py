@@ -39,6 +39,7 @@ from testbed_runtime.checking.recovery import milestones
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
+from testbed_runtime.core.trial.manifest import TrialEntry
 
 NS = 1_000_000_000
 
@@ -246,10 +247,9 @@ def test_a_task_that_fell_silent_early_does_not_cut_the_baseline(history: Any):
     assert found.rate == pytest.approx(1000 + 1000 / 3, rel=0.05)
 
 
-def entry_with_rate(history: Any, rate: int, **operator: Any) -> dict[str, Any]:
+def entry_with_rate(history: Any, rate: int, **operator: Any) -> TrialEntry:
     """The entry as the runner writes it, with the rate of the source."""
-    entry: dict[str, Any] = history.entry()
-    entry["job"] = {
+    job = {
         "vertices": [
             {"name": "source", "parallelism": 2, "role": "source", "kind": "generated", "recordsPerSecond": rate},
             {"name": "count", "parallelism": 2, "role": "operator", "kind": "keyed-count"} | operator,
@@ -260,7 +260,7 @@ def entry_with_rate(history: Any, rate: int, **operator: Any) -> dict[str, Any]:
             {"from": "count", "to": "sink", "partitioning": "forward"},
         ],
     }  # fmt: skip
-    return entry
+    return history.entry(job=job)
 
 
 @pytest.mark.parametrize(("offered", "reference"), [(2040, 2040), (3000, 2000)])
@@ -348,14 +348,14 @@ def test_the_noise_of_the_control_trial_widens_steady(history: Any):
         received = 1000 * t - 300 * min(max(t - 12, 0), 1) + 300 * min(max(t - 13, 0), 1)
         uneven.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=round(received), lag_ns=NS // 50)  # fmt: skip
     _, fault = with_noise([control, history.entry()], lambda entry: uneven.trial())
-    assert fault["noise"] == pytest.approx(0.1, abs=0.01)
+    assert fault.noise == pytest.approx(0.1, abs=0.01)
     noise = [
         next(r["value"] for r in trial_metrics(trial, e) if r["metric"] == "throughput.noise")
         for trial, e in ((uneven.trial(), control), (history.good(), fault))
     ]
     assert noise == pytest.approx([0.1, 0.0], abs=0.01)
-    steady = {e["noise"]: r for e in (fault, history.entry() | {"noise": None}) for r in trial_metrics(low, e) if r["metric"] == "recovery.steady"}  # fmt: skip
-    assert steady[fault["noise"]]["reason"] == ""
+    steady = {e.noise: r for e in (fault, history.entry()) for r in trial_metrics(low, e) if r["metric"] == "recovery.steady"}  # fmt: skip
+    assert steady[fault.noise]["reason"] == ""
     assert steady[None]["reason"] == NOT_RECOVERED
 
 
@@ -522,8 +522,7 @@ def test_nothing_arrives_at_the_end_if_no_one_types(
         emitted = min(tick, round(emitted_s * 10))
         if t <= sampled_s:
             built.add("tm-1-1", "tasks", t, task="source-0", vertex="source", role="source", records_out=emitted)  # fmt: skip
-    entry = history.entry()
-    entry["job"] = {"vertices": [{"name": "source", "role": "source", "kind": kind}]}
+    entry = history.entry(job={"vertices": [{"name": "source", "role": "source", "kind": kind}]})
     rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), entry)}
     assert rows["liveness.at-end", ""]["value"] == alive
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.failovers import check_failovers, failures
@@ -18,6 +19,7 @@ from testbed_runtime.core.judgement.metrics import (
     OBSERVATION_TOO_SHORT,
     RECOVERY_PHASES,
 )
+from testbed_runtime.core.trial.manifest import TaskManagersEntry
 from testbed_runtime.report.answer import headline
 
 
@@ -184,10 +186,9 @@ def test_the_time_of_a_milestone_that_was_not_recorded_is_in_the_next_step(histo
 
 def test_an_observation_too_short_for_steadiness_says_so(history: Any):
     """Three seconds are needed. The recovery itself is known."""
-    entry = history.entry()
-    for phase in entry["phases"]:
-        if phase["name"] in ("observation", "drain"):
-            phase["start_ns" if phase["name"] == "drain" else "end_ns"] = history.at(13.5)
+    entry, end = history.entry(), history.at(13.5)
+    moved = {"observation": {"end_ns": end}, "drain": {"start_ns": end}}
+    entry = replace(entry, phases=tuple(replace(p, **moved.get(p.name, {})) for p in entry.phases))
     found = phases(history.good(), entry)
     assert found["steady"].reason == OBSERVATION_TOO_SHORT
     assert (found["total"].reason, found["total"].seconds) == ("", pytest.approx(4.0, abs=0.15))
@@ -219,7 +220,7 @@ def test_without_fault_or_baseline_there_is_nothing_to_measure(history: Any):
     without = phases(history.without("faults"), history.entry())
     assert {p.reason for p in without.values()} == {NO_FAULT}
     entry = history.entry()
-    entry["phases"] = [p for p in entry["phases"] if p["name"] != "baseline"]
+    entry = replace(entry, phases=tuple(p for p in entry.phases if p.name != "baseline"))
     found = phases(history.good(), entry)
     assert (found["catch-up"].reason, found["total"].reason) == (NO_BASELINE, NO_BASELINE)
     assert found["downtime"].seconds == pytest.approx(3.1)
@@ -352,7 +353,7 @@ def test_slots_of_a_replacement_name_the_delay_and_its_start(history: Any):
     built.event("failover.slots", "1", 11.05)
     built.event("sink.first-record", "sink-0", 11.1)
     entry = history.entry()
-    entry["job"]["taskManagers"] = {"replaceLost": "2 s"}
+    entry = replace(entry, job=replace(entry.job, task_managers=TaskManagersEntry(replace_lost="2 s")))
     found = trial_recovery(built.trial(), entry).recoveries[0]
     assert [(s.kind, round(s.seconds, 3)) for s in found.rounds[0].segments][:4] == [
         ("replacement", 2.0),

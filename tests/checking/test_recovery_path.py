@@ -23,6 +23,7 @@ from testbed_runtime.checking.rounds import FirstRecord, last_due_arrival, outag
 from testbed_runtime.checking.trace import PATH, ROUNDS, trace, trace_events
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment, TrialRecovery
 from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait
+from tests.manifests import trial_entry
 
 SECOND = 1_000_000_000
 
@@ -171,8 +172,11 @@ def test_taskmanagers_are_missing_if_the_slot_sharing_groups_need_more(
     """Two groups: 3 of the larger vertex of one, and 1."""
     vertices = [{"parallelism": 3}, {"parallelism": 2}, {"parallelism": 1, "slotSharingGroup": "out"}]
     managers = {"slots": slots} if replicas is None else {"slots": slots, "replicas": replicas}
-    assert missing_taskmanagers({"job": {"vertices": vertices, "taskManagers": managers}}, lost) == missing
-    assert missing_taskmanagers({"job": {"taskManagers": managers}}, lost) == 0
+    assert (
+        missing_taskmanagers(trial_entry({"job": {"vertices": vertices, "taskManagers": managers}}), lost)
+        == missing
+    )
+    assert missing_taskmanagers(trial_entry({"job": {"taskManagers": managers}}), lost) == 0
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,9 @@ def test_vertices_of_one_slot_sharing_group_need_the_slots_of_the_largest(
     """One of 3 slots remains if two vertices with parallelism 2 share theirs. A vertex without a group is in the default one."""
     vertices = [{"parallelism": 2, **({"slotSharingGroup": g} if g else {})} for g in groups]
     managers = {"slots": 1, "replicas": 3}
-    assert (missing_taskmanagers({"job": {"vertices": vertices, "taskManagers": managers}}, 1) == 0) is spare
+    assert (
+        missing_taskmanagers(trial_entry({"job": {"vertices": vertices, "taskManagers": managers}}), 1) == 0
+    ) is spare
 
 
 def test_of_several_waits_the_one_with_the_least_slack_decides():
@@ -568,10 +574,8 @@ def test_a_lag_that_the_buffer_timeouts_explain_is_no_backlog(
     """A sink behind two exchanges lags by 0.3 s until a failover at 10 s, and by 1.8 s from 11 s on: the output flushers run in
     other phases. With a timeout of 1 s, nothing is behind; with 100 ms, the sink never catches up."""
     built, entry = history.empty(), history.entry()
-    entry = {
-        **entry,
-        "configuration": {**entry["configuration"], "execution.buffer-timeout.interval": timeout},
-    }
+    chosen = {**entry.configuration, "execution.buffer-timeout.interval": timeout}
+    entry = replace(entry, configuration=chosen)
     for tick in range(240):
         before, count = tick <= 100, tick * 10
         if before or tick >= 110:

@@ -16,16 +16,18 @@ from testbed_runtime.checking.credit import by_channel
 from testbed_runtime.checking.latency import histogram, merge_sinks, merged_buckets
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.columns import filled_buckets
 from testbed_runtime.history.numbers import add_up, count_part, counts_of
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
+from tests.manifests import trial_entry
 from tests.report import synthetic
 
 PLANS = {plan.trial: plan for plan in synthetic.PLANS}
 
 
-def answers(trial: Trial, entry: Mapping[str, Any]) -> str:
+def answers(trial: Trial, entry: TrialEntry) -> str:
     return json.dumps([trial_metrics(trial, entry), trial_timeseries(trial, entry)], sort_keys=True)
 
 
@@ -69,7 +71,7 @@ def test_violations_of_credit_survive_the_split(history: Any):
         )
 
     trial = history.good(edit)
-    expected, parts = answers(trial, {}), answers(in_parts(trial, 4, 1), {})
+    expected, parts = answers(trial, trial_entry()), answers(in_parts(trial, 4, 1), trial_entry())
     assert expected == parts
     assert "more buffers than announced credit" in expected
 
@@ -77,7 +79,7 @@ def test_violations_of_credit_survive_the_split(history: Any):
 def test_a_trial_without_rows_is_reduced_to_one_without_rows():
     """Every metric says that there is no data."""
     trial = Trial("r", "t", {})
-    assert answers(reduced.reduced(trial), {}) == answers(trial, {})
+    assert answers(reduced.reduced(trial), trial_entry()) == answers(trial, trial_entry())
 
 
 def test_no_part_of_a_large_table_travels_whole():

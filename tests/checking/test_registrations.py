@@ -10,6 +10,7 @@ from testbed_runtime.checking.unrecorded import expired_attempts_ns, with_expire
 from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.waits import Outcome
 from tests.checking.test_rules import NS, effect, waited
+from tests.manifests import trial_entry
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_registration_on_a_slow_network_has_its_expired_attempts_as_a_wait(
 ):
     """Whatever lets nothing pass or keeps the JobManager busy would have delayed any attempt."""
     wait = waited(**{"kind": "registration", "start": 1, "end": 6.1, "fault": "f", "cause": "c"} | more)
-    entry = {"faults": [{"name": "f", "params": {"latency_s": 1.0}}]}
+    entry = trial_entry({"faults": [{"name": "f", "params": {"latency_s": 1.0}}]})
     found = with_expired_attempts([wait], entry, [effect(kind, (0, 9))])
     if not split:
         assert found == [wait]

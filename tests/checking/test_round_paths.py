@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.answer import _Paths, _shared, _with_prolonging_faults, trial_recovery
 from testbed_runtime.checking.common import Windows, windows
 from testbed_runtime.checking.failovers import Cause
-from testbed_runtime.checking.faults import FaultEffect, added_delays, parameters
+from testbed_runtime.checking.faults import FaultEffect, added_delays
 from testbed_runtime.checking.limiting import FaultSizes, carried_bytes, limiting_fault, places_of_behind
 from testbed_runtime.checking.prices import margins
 from testbed_runtime.checking.reduced import reduced
@@ -21,6 +21,7 @@ from testbed_runtime.checking.waits import starved_words
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Price, Recovery
 from testbed_runtime.core.waits import RM_NAME, Outcome, Wait
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 START = 1000
@@ -60,10 +61,12 @@ def answered(
     more: Mapping[str, str] | None = None,
 ) -> Recovery:
     options = {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval, **(more or {})}
-    entry = {
-        "configuration": options,
-        "faults": [{"name": "a", "params": params}],
-    }
+    entry = trial_entry(
+        {
+            "configuration": options,
+            "faults": [{"name": "a", "params": params or {}}],
+        }
+    )
     paths = _Paths(trial, entry, waits, Windows(None, None, None, None, at(60)))
     paths.effects = [*others, *([outage.fault] if outage.fault is not None else [])]
     return paths.recovery(outage, "")
@@ -263,9 +266,9 @@ def test_a_fault_limits_a_catch_up_only_if_it_is_large_enough(
         built.add("tm-0-1", "tasks", 11 + tick / 10, task="map-1", bytes_in=100_000 * tick, **row)
     credit = [wait("credit", 11, 11 + credit_s, option="o")] if credit_s else []
     slow, span = replace(fault("a", 8, 20, kind), targets='["tm-1"]'), (at(11), at(14))
-    entry = {"faults": [{"name": "a", "params": params}]}
+    entry = trial_entry({"faults": [{"name": "a", "params": params}]})
     size = FaultSizes(
-        params=parameters(entry),
+        params={"a": params},
         delays=added_delays(entry),
         starved=bool(starved_words(credit, *span)),
         carried=carried_bytes(built.trial(), span, ["tm-1"]),
@@ -296,7 +299,7 @@ def test_what_is_behind_is_at_its_taskmanager_and_at_those_of_its_inputs(
             role = "source" if vertex == "source" else "sink"
             built.add(process, "tasks", t, task=f"{vertex}-0", vertex=vertex, role=role, attempt=attempt)
     edges = [{"from": "source", "to": "left"}, {"from": "source", "to": "right"}]
-    entry = {"job": {"edges": edges}}
+    entry = trial_entry({"job": {"edges": edges}})
     assert places_of_behind(built.trial(), entry, (at(11), at(14)), behind) == places
 
 
@@ -425,7 +428,7 @@ def test_a_busy_jobmanager_owns_the_time_until_it_hears_of_a_request_that_expire
 
 def test_a_busy_jobmanager_owns_the_steps_that_it_does(history: Any):
     """Cancellation, slots and deployment; tasks connect by themselves."""
-    configuration = history.entry()["configuration"] | {SERVICE_TIME: "100 ms"}
+    configuration = history.entry().configuration | {SERVICE_TIME: "100 ms"}
     trial = history.without("waits")
     (found,) = trial_recovery(trial, history.entry(configuration=configuration)).recoveries
     texts = {s.kind: s.text for s in found.rounds[0].segments}

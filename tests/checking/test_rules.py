@@ -31,7 +31,9 @@ from testbed_runtime.core.judgement.recovery import (
     TrialRecovery,
     with_detail,
 )
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 
@@ -156,7 +158,10 @@ def test_a_fault_is_what_its_rows_say(history: Any):
             "supervisor", "faults", t, fault=name, state=state, targets=targets, kind="k", text=f"{state}"
         )
     trial = built.trial()
-    found = {e.fault: e for e in check_faults(trial, {"faults": [{"name": "asked"}, {"name": "kill"}]})}
+    found = {
+        e.fault: e
+        for e in check_faults(trial, trial_entry({"faults": [{"name": "asked"}, {"name": "kill"}]}))
+    }
     assert list(found) == ["asked", "kill", "half", "later", "void"]
     assert {n: (e.verified, e.residue, e.voided, e.reason) for n, e in found.items()} == {
         "asked": (False, None, False, "FaultNotVerified"),
@@ -172,9 +177,9 @@ def test_a_fault_is_what_its_rows_say(history: Any):
         "injected; verified; ended; clean",
     )
     assert (found["asked"].begun_ns, found["later"].ended_ns) == (0, None)
-    assert [e.fault for e in check_faults(trial, {"role": "control", "faults": [{"name": "asked"}]})] == list(
-        found
-    )[1:]
+    assert [
+        e.fault for e in check_faults(trial, trial_entry({"role": "control", "faults": [{"name": "asked"}]}))
+    ] == list(found)[1:]
     clean, unknown, left = found["kill"], found["asked"], found["half"]
     assert residue_of([clean]) == (0, "")
     assert residue_of([clean, left, left]) == (2, "")
@@ -244,7 +249,9 @@ def test_a_wait_is_blamed_on_the_fault_that_made_it_long(
         ended_ns=fault.ended_ns and fault.ended_ns + history.start,
     )
     (found,) = [
-        w for w in read_waits(built.trial(), {}, [moved], history.at(9)) if w.wait.startswith("jobmanager-1/")
+        w
+        for w in read_waits(built.trial(), trial_entry(), [moved], history.at(9))
+        if w.wait.startswith("jobmanager-1/")
     ]
     assert found.cause == words
 
@@ -267,7 +274,9 @@ def test_a_fault_of_the_network_holds_up_only_what_is_on_its_plane(
     for plane in ("data", "rpc", "both"):
         span = {"injected_ns": history.at(0), "ended_ns": history.at(4)}
         cut = replace(effect("network.partition"), plane=plane, **span)
-        (found,) = [w for w in read_waits(built.trial(), {}, [cut], history.at(9)) if w.kind == kind]
+        (found,) = [
+            w for w in read_waits(built.trial(), trial_entry(), [cut], history.at(9)) if w.kind == kind
+        ]
         blamed += [plane] if found.fault == "f" else []
     assert tuple(blamed) == planes
 
@@ -275,12 +284,12 @@ def test_a_fault_of_the_network_holds_up_only_what_is_on_its_plane(
 def test_busy_components_are_named_by_their_option():
     """Only with a service time above 0. Of two, the longer one delays what both of them do."""
     key, other = "headgate.jobmanager.service-time", "headgate.taskmanager.service-time"
-    assert busy_texts({}) == {}
-    assert busy_texts({"configuration": {key: "0 ms"}}) == {}
-    assert busy_texts({"configuration": {key: "100 ms"}})["jobmanager"] == f"{key} = 100 ms"
-    found = busy_texts({"configuration": {key: "100 ms", other: "2 s"}})
+    assert busy_texts(trial_entry()) == {}
+    assert busy_texts(trial_entry({"configuration": {key: "0 ms"}})) == {}
+    assert busy_texts(trial_entry({"configuration": {key: "100 ms"}}))["jobmanager"] == f"{key} = 100 ms"
+    found = busy_texts(trial_entry({"configuration": {key: "100 ms", other: "2 s"}}))
     assert (found["jobmanager"], found["deployment"]) == (f"{key} = 100 ms", f"{other} = 2 s")
-    assert "jobmanager" not in busy_texts({"configuration": {other: "2 s"}})
+    assert "jobmanager" not in busy_texts(trial_entry({"configuration": {other: "2 s"}}))
 
 
 def test_the_end_of_a_fault_names_a_sender_that_had_no_credit_for_half_of_it():
@@ -446,7 +455,7 @@ def test_a_fault_that_stops_a_process_is_a_wait_of_everything(history: Any):
         at(history, effect("process.kill", fault="k")),
         replace(effect(fault="n"), injected_ns=None),
     ]
-    found = read_waits(history.empty().trial(), {}, faults, history.at(9))
+    found = read_waits(history.empty().trial(), trial_entry(), faults, history.at(9))
     assert [(w.wait, w.kind, w.who, w.what, w.seconds, str(w.outcome), w.cause) for w in found] == [
         (
             "f/tm-0",
@@ -484,7 +493,9 @@ def test_after_a_stopped_jobmanager_its_peers_register_again(history: Any):
     built = history.empty()
     for span in ((0.5, 5), (0.5, 3), (3, 5)):
         built.wait("jobmanager", "tm-0-1", "", span)
-    found = {w.wait: (w.kind, w.seconds) for w in read_waits(built.trial(), {}, [fault], history.at(9))}
+    found = {
+        w.wait: (w.kind, w.seconds) for w in read_waits(built.trial(), trial_entry(), [fault], history.at(9))
+    }
     assert found == {
         "f/jobmanager": ("jobmanager", 2.0),
         "jobmanager-1/1": ("registration", 2.0),
@@ -500,9 +511,9 @@ def test_a_replacement_is_the_delay_and_the_start_of_the_next_incarnation(histor
     for name, t in (("tm-1-1", 1), ("tm-1-2", 8), ("tm-0-1", 8)):
         built.event("taskmanager.registered", name, t)
     built.wait("registration", "tm-1-2", "ResourceManager", (6, 8))
-    entry = {"job": {"taskManagers": {"replaceLost": "3 s"}}}
+    entry = trial_entry({"job": {"taskManagers": {"replaceLost": "3 s"}}})
 
-    def waits(entry: dict[str, Any], end: float = 20) -> dict[str, tuple[str, float, str]]:
+    def waits(entry: TrialEntry, end: float = 20) -> dict[str, tuple[str, float, str]]:
         found = read_waits(built.trial(), entry, [], history.at(end))
         return {w.wait: (w.kind, w.seconds, str(w.outcome)) for w in found if w.who == "supervisor"}
 
@@ -511,8 +522,8 @@ def test_a_replacement_is_the_delay_and_the_start_of_the_next_incarnation(histor
         "tm-1-2/start": ("start", 1.0, "completed"),
     }
     assert waits(entry, 5.5) == {"tm-1-2/replacement": ("replacement", 3.0, "fired")}
-    assert waits({}) == {"tm-1-2/start": ("start", 4.0, "completed")}
-    assert waits({"job": {"taskManagers": {"replaceLost": "9 s"}}}) == {
+    assert waits(trial_entry()) == {"tm-1-2/start": ("start", 4.0, "completed")}
+    assert waits(trial_entry({"job": {"taskManagers": {"replaceLost": "9 s"}}})) == {
         "tm-1-2/replacement": ("replacement", 6.0, "fired")
     }
     built.wait("replacement", "supervisor", "tm-1-2", (2, 5))

@@ -18,6 +18,7 @@ from testbed_runtime.checking.progress import Progress, sinks_of
 from testbed_runtime.checking.recovery import check_recovery, has_failover
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NOT_RECOVERED, OBSERVATION_TOO_SHORT
 from testbed_runtime.core.judgement.recovery import Recovery, Round, TrialRecovery
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 
@@ -127,7 +128,7 @@ def test_the_offered_rate_counts_each_copy_of_a_record():
         "vertices": [{"name": "source", "role": "source", "recordsPerSecond": 100}, {"name": "a", "parallelism": 3, "role": "sink"}, {"name": "b", "role": "sink"}],
         "edges": [{"from": "source", "to": "a", "partitioning": "broadcast"}, {"from": "source", "to": "b"}],
     }  # fmt: skip
-    assert offered_rate({"job": job}) == 400
+    assert offered_rate(trial_entry({"job": job})) == 400
 
 
 def test_only_the_control_trials_of_fault_trials_are_read(history: Any):
@@ -136,12 +137,12 @@ def test_only_the_control_trials_of_fault_trials_are_read(history: Any):
     read: list[str] = []
 
     def opened(entry: Any) -> Any:
-        read.append(entry["trial"])
+        read.append(entry.trial)
         return history.good()
 
     found = with_noise([*entries, history.entry()], opened)
     assert read == ["main-control-1"]
-    assert ["noise" in e for e in found] == [False, False, True]
+    assert [e.noise is not None for e in found] == [False, False, True]
 
 
 # ---- graphs and windows
@@ -164,9 +165,12 @@ def test_a_window_is_on_a_path_of_several_hops():
 def test_the_judged_window_begins_with_the_fault_also_without_an_observation(history: Any):
     """The record ends with the drain, or else with its last phase."""
     spans = [{"name": n, "start_ns": a, "end_ns": b} for n, a, b in (("baseline", 0, 8), ("fault", 8, 24), ("observation", 24, 24))]  # fmt: skip
-    drained = windows(history.empty().trial(), {"phases": [*spans, {"name": "drain", "start_ns": 24}]})
+    drained = windows(
+        history.empty().trial(),
+        trial_entry({"phases": [*spans, {"name": "drain", "start_ns": 24, "end_ns": 25}]}),
+    )
     assert (drained.judged, drained.end) == (Window(8, 24), 24)
-    assert windows(history.empty().trial(), {"phases": spans}).end == 24
+    assert windows(history.empty().trial(), trial_entry({"phases": spans})).end == 24
 
 
 # ---- clocks, checkpoints and missing rows

@@ -10,19 +10,19 @@ import pytest
 from testbed_runtime.checking.timeseries import MARKS_MAX, TEXT_MAX, trial_timeseries
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 from tests.checking.conftest import NS, History, at
+from tests.manifests import trial_entry
 
 ENTRY = {
     "phases": [
         {"name": "baseline", "start_ns": at(10), "end_ns": at(12)},
         {"name": "drain", "start_ns": at(12), "end_ns": at(14)},
-        {"name": "later", "start_ns": at(14)},
     ]
 }
 
 
 def series(history: History, **more: Any) -> dict[str, Any]:
     """The entry of a trial in timeseries.json."""
-    return trial_timeseries(history.trial(), ENTRY | more)
+    return trial_timeseries(history.trial(), trial_entry(ENTRY, **more))
 
 
 def spans(history: History, kind: str) -> list[tuple[str, float, float, str]]:
@@ -32,7 +32,7 @@ def spans(history: History, kind: str) -> list[tuple[str, float, float, str]]:
 
 
 def test_times_count_from_the_first_phase():
-    """The axis has a bin for each started quarter of a second; a phase that did not end has no span."""
+    """The axis has a bin for each started quarter of a second."""
     found = series(History())
     assert (found["start_ns"], found["bin_s"]) == (at(10), 0.25)
     assert found["bins"] == [n / 4 for n in range(16)]
@@ -45,9 +45,9 @@ def test_a_trial_without_phases_lasts_from_its_first_row_to_its_last():
     history.event("note", t=5.0)
     history.add("tm-0-1", "tasks", 4.5, task="sink-0", role="sink")
     history.event("note", t=4.75)
-    found = trial_timeseries(history.trial(), {})
+    found = trial_timeseries(history.trial(), trial_entry())
     assert (found["start_ns"], found["bins"]) == (at(4.5), [0.0, 0.25])
-    empty = trial_timeseries(History().trial(), {})
+    empty = trial_timeseries(History().trial(), trial_entry())
     assert (empty["start_ns"], empty["bins"]) == (0, [0.0])
 
 
@@ -204,7 +204,7 @@ def test_a_fault_is_described_by_the_manifest_and_by_the_history():
     assert (never["backend"], never["targets"], never["asked"]) == (
         "proxy",
         ["tm-9"],
-        {"params": {"delay": 9}},
+        {"params": {"delay": 9}, "direction": "both"},
     )
     other = {"name": "e", "params": {}}
     assert [f["fault"] for f in series(history, faults=[manifest, other])["faults"]] == ["f", "e"]

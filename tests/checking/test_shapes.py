@@ -20,6 +20,7 @@ from testbed_runtime.core.waits import Outcome
 from tests.checking.test_held_messages import lost
 from tests.checking.test_rules import effect
 from tests.checking.written import NS, at, event, sample, wrote
+from tests.manifests import trial_entry
 
 Path = tuple[str, ...]
 Edge = tuple[str, str, str]
@@ -161,7 +162,7 @@ def test_a_short_lateness_is_none(off_ns: int, late_ns: int):
 def test_the_places_of_a_subtask_include_those_upstream(span: Any, behind: Any, places: set[str]):
     """The job is a chain of a, b and c."""
     edges = [{"from": a, "to": b, "partitioning": "hash"} for a, b in ("ab", "bc")]
-    entry = {"job": {"vertices": [{"name": name} for name in "abc"], "edges": edges}}
+    entry = trial_entry({"job": {"vertices": [{"name": name} for name in "abc"], "edges": edges}})
     rows = [("a-0", 1, "tm-1-1"), ("b-0", 2, "tm-2-1"), ("c-0", 1, "tm-3-1"), ("c-0", 2, "tm-3-1")]
     trial = wrote(*(("tasks", sample(task, t)[1] | {"process": process}) for task, t, process in rows))
     found = places_of_behind(trial, entry, (at(span[0]), at(span[1])), behind)

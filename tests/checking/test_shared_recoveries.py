@@ -20,6 +20,7 @@ from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.metrics import NO_FAULT, NO_OUTAGE, NO_SUCH_PHASE
 from testbed_runtime.core.judgement.recovery import Price, Recovery, SharedFault, TrialRecovery
 from testbed_runtime.core.judgement.verdict import Judged, TrialFacts, Verdict
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.report.answer import headline
@@ -95,14 +96,15 @@ def test_several_recoveries_of_one_fault_have_the_windows_of_the_worst():
         assert found["outage/f"] == found["outage"] == Window(outage[0] * NS, outage[1] * NS)
 
 
-def with_pause(history: Any, at: float) -> tuple[Trial, dict[str, Any]]:
+def with_pause(history: Any, at: float) -> tuple[Trial, TrialEntry]:
     """The good trial, whose TaskManager is killed at 8 s, with a pause that takes effect at `at` and lasts for 500 ms."""
     record = history.record()
     pause = {"fault": "pause", "kind": "process.pause", "backend": "supervisor", "targets": ["tm-0"]}
     for t, state in ((at, "injected"), (at + 0.1, "verified"), (at + 0.5, "ended"), (at + 0.6, "clean")):
         record.add("supervisor", "faults", t, state=state, **pause)
     entry = history.entry()
-    return record.trial(), entry | {"faults": [*entry["faults"], {"name": "pause"}]}
+    planned = replace(entry.faults[0], name="pause", kind="process.pause")
+    return record.trial(), replace(entry, faults=(*entry.faults, planned))
 
 
 def test_a_fault_within_the_recovery_of_another_has_an_outage_of_its_own(history: Any):

@@ -10,6 +10,7 @@ from testbed_runtime.checking.unrecorded import expired_slot_requests, is_slot_r
 from testbed_runtime.checking.waits import read_waits
 from testbed_runtime.core.waits import RM_NAME, Outcome, Wait
 from tests.checking.test_recovery_path import segments, wait
+from tests.manifests import trial_entry
 
 ASK = {"option": "pekko.ask.timeout", "value": "2 s", "who": RM_NAME}
 
@@ -26,7 +27,7 @@ def test_only_requests_for_slots_are_waits_for_slots(history: Any, version: str,
         call = {"method": method, "timeout_s": 2.0, "peer": "tm-4"}
         built.event("rpc.timeout", "taskexecutor", t, data=call)
     configuration = {"pekko.ask.timeout": "2 s"}
-    entry = {"configuration": configuration, "flinkVersion": version}
+    entry = trial_entry({"configuration": configuration, "flinkVersion": version})
     (found,) = expired_slot_requests(built.trial(), entry)
     assert [w.wait for w in read_waits(built.trial(), entry, [], history.at(9))] == [found.wait]
     assert (found.start_ns, found.end_ns) == (history.at(3), history.at(5))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.faults import FaultEffect, check_faults
 from testbed_runtime.checking.steps import blocking_producers, steps
 from testbed_runtime.checking.waits import read_waits
 from testbed_runtime.core.waits import KINDS
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 WORK = "the work of `map`, whose consumers are deployed when it has finished"
@@ -48,14 +50,14 @@ def test_the_time_of_a_blocking_producer_is_its_own(history: Any, finished: Any,
 
 
 def test_the_manifest_names_the_vertices_with_blocking_results(history: Any):
-    """Manifests of earlier versions do not say it."""
+    """Others are pipelined."""
     edges = [
         {"from": "a", "to": "b", "result": "blocking"},
         {"from": "b", "to": "c", "result": "pipelined"},
         {"from": "c", "to": "d"},
     ]
     assert blocking_producers(history.entry(job={"edges": edges})) == {"a"}
-    assert blocking_producers({}) == frozenset()
+    assert blocking_producers(trial_entry()) == frozenset()
 
 
 def test_the_fault_of_a_wait_is_the_one_that_was_active_for_most_of_it(history: Any):
@@ -101,7 +103,7 @@ def test_a_fault_on_what_was_waited_for_comes_before_one_on_all_traffic(
         )
         for name, of, start, end in (("exact", family, 2.0, ended), ("traffic", of_traffic, 1.0, 9.0))
     ]  # fmt: skip
-    found = read_waits(built.trial(), {}, effects, history.at(9))
+    found = read_waits(built.trial(), trial_entry(), effects, history.at(9))
     assert [w.fault for w in found if w.kind == kind] == [blamed]
 
 
@@ -141,7 +143,8 @@ def test_a_killed_jobmanager_waited_for_the_next_step_of_its_restart(
     built.add("supervisor", "events", 5.0, kind="process.exit", subject="jobmanager-1")
     built.add("tm-1-1", "events", 7.0, kind="failover.started", subject="2")
     entry = history.entry()
-    entry["configuration"] |= {"restart-strategy.fixed-delay.delay": f"{delay_s:g} s"}
+    chosen = {**entry.configuration, "restart-strategy.fixed-delay.delay": f"{delay_s:g} s"}
+    entry = replace(entry, configuration=chosen)
     found = read_waits(built.trial(), entry, (), history.at(9))
     assert [(w.kind, (w.start_ns - history.start) / NS, w.cause) for w in found] == expected
     assert all(w.end_ns == history.at(7) for w in found)
@@ -203,7 +206,7 @@ def test_the_wait_for_an_input_names_it(history: Any):
     """A consumer of a blocking result is deployed with it."""
     built = history.empty()
     built.wait("input", "JobMaster", "result of map", (1.0, 2.0))
-    (found,) = read_waits(built.trial(), {}, (), history.at(9))
+    (found,) = read_waits(built.trial(), trial_entry(), (), history.at(9))
     assert found.cause == "the result of map, with which its consumers are deployed"
 
 

@@ -13,6 +13,7 @@ from testbed_runtime.checking.steps import steps
 from testbed_runtime.checking.waits import fault_wait, read_waits, without_splits
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.waits import KINDS, Wait
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 
@@ -39,7 +40,7 @@ def test_a_process_that_stood_still_is_the_one_that_the_fault_paused(
     """One fault may pause several."""
     built = history.empty()
     built.wait("stalled", who, "", (1, 3))
-    found = read_waits(built.trial(), {}, [fault("process.pause", *targets)], history.at(9))
+    found = read_waits(built.trial(), trial_entry(), [fault("process.pause", *targets)], history.at(9))
     assert [w.cause for w in found if w.who == who] == [words]
 
 
@@ -69,7 +70,7 @@ def test_a_connection_is_waited_for_since_the_newest_fault_that_could_close_it(
         replace(fault(kind, *targets), injected_ns=history.at(8), plane=plane),
         replace(fault("network.half-open", "tm-1"), fault="half", injected_ns=history.at(5.1)),
     ]
-    (found,) = read_waits(built.trial(), {}, effects, history.at(9.5))[:1]
+    (found,) = read_waits(built.trial(), trial_entry(), effects, history.at(9.5))[:1]
     assert (found.kind, found.start_ns) == ("connection", history.at(since))
 
 
@@ -92,7 +93,7 @@ def test_a_connection_on_which_a_fault_lets_nothing_pass_is_waited_for_since_the
     built.wait("connection", "count-0", "tm-1-1", (4, 9))
     built.event("task.state", "count-0", running, data={"from": "INITIALIZING", "to": "RUNNING"})
     effect = replace(fault(kind, "tm-1"), injected_ns=history.at(3), ended_ns=history.at(ended))
-    (found,) = read_waits(built.trial(), {}, [effect], history.at(9.5))[:1]
+    (found,) = read_waits(built.trial(), trial_entry(), [effect], history.at(9.5))[:1]
     assert (found.kind, found.start_ns) == ("connection", history.at(since))
 
 
@@ -101,7 +102,7 @@ def test_a_busy_jobmanager_owns_only_the_kinds_that_it_delays(history: Any):
     built = history.empty()
     for kind in ("slot", "partition"):
         built.wait(kind, "x", "", (1, 3))
-    entry = {"configuration": {"headgate.jobmanager.service-time": "100 ms"}}
+    entry = trial_entry({"configuration": {"headgate.jobmanager.service-time": "100 ms"}})
     found = {w.kind: w.cause for w in read_waits(built.trial(), entry, [], history.at(9))}
     assert found == {"slot": "headgate.jobmanager.service-time = 100 ms", "partition": KINDS["partition"].doc}
 
@@ -155,7 +156,7 @@ def test_the_start_of_a_replacement_ends_when_it_begins_to_register_with_the_res
     built.wait("registration", "tm-1-2", "ResourceManager", (5, 8))
     built.wait("registration", "tm-1-2", "JobMaster", (7, 8.5))
     built.wait("stalled", "tm-1-2", "", (7.5, 9))
-    (start,) = [w for w in read_waits(built.trial(), {}, [], history.at(20)) if w.kind == "start"]
+    (start,) = [w for w in read_waits(built.trial(), trial_entry(), [], history.at(20)) if w.kind == "start"]
     assert (start.start_ns, start.end_ns) == (history.at(2), history.at(5))
 
 
@@ -183,7 +184,7 @@ def test_the_steps_of_a_pod_follow_the_delay_without_gaps(
     built.wait("registration", "tm-1-101", "ResourceManager", (9, 9.5))
     built.wait("pending", *POD, pending)
     built.wait("image", *POD, image)
-    entry = {"job": {"taskManagers": {"replaceLost": "2 s"}}}
+    entry = trial_entry({"job": {"taskManagers": {"replaceLost": "2 s"}}})
     found = read_waits(built.trial(), entry, [], history.at(20))
     steps = [(w.kind, w.start_ns, w.end_ns) for w in found if w.kind in ("pending", "image", "start")]
     assert steps == [(kind, history.at(a), history.at(b)) for kind, a, b in expected]
@@ -199,7 +200,7 @@ def test_a_pod_whose_predecessor_recorded_no_end_was_due_when_it_was_created(his
     built.wait("image", *POD, (5, 7))
     built.wait("pending", *POD, (3, 5))
     built.wait("pending", "Kubernetes", "tm-2-101", (3, 6), outcome="open")
-    found = read_waits(built.trial(), {}, [], history.at(20))
+    found = read_waits(built.trial(), trial_entry(), [], history.at(20))
     assert [(w.kind, w.what, w.start_ns, w.end_ns) for w in found] == [
         ("pending", "tm-1-101", history.at(3), history.at(5)),
         ("pending", "tm-2-101", history.at(3), history.at(6)),
@@ -218,7 +219,10 @@ def test_a_pod_that_a_fault_removes_is_replaced_from_the_fault_on(history: Any, 
     built.wait("start", "supervisor", "tm-1-101", (7, 9.01))
     effect = replace(fault(kind, "tm-1"), injected_ns=history.at(1))
     found = read_waits(
-        built.trial(), {"job": {"taskManagers": {"replaceLost": "2 s"}}}, [effect], history.at(20)
+        built.trial(),
+        trial_entry({"job": {"taskManagers": {"replaceLost": "2 s"}}}),
+        [effect],
+        history.at(20),
     )
     assert [(w.kind, w.start_ns, w.end_ns) for w in found if w.kind != "registration"] == [
         ("replacement", history.at(1), history.at(3)),
@@ -299,7 +303,9 @@ def test_a_producer_that_runs_owes_an_answer_only(history: Any, kind: str, state
         built.event("task.state", "map-0", t, attempt=0, data={"from": "", "to": state})
     built.wait("partition", "sink-0", "map-0", (2, end), outcome="cancelled")
     (found,) = [
-        w for w in read_waits(built.trial(), {}, [fault(kind)], history.at(20)) if w.kind == "partition"
+        w
+        for w in read_waits(built.trial(), trial_entry(), [fault(kind)], history.at(20))
+        if w.kind == "partition"
     ]
     assert found.cause == words
     assert found.producer_ran is words.startswith(ANSWER)
@@ -321,7 +327,7 @@ def test_a_request_that_could_not_arrive_had_no_limit(
     """Its limit counts from the producer's answer, or at the producer. A request that expired had one, and a slow answer has too."""
     built = history.empty()
     built.wait(kind, "sink-0", "map-0", (2, 7), ("o", "10 s", 22.7), outcome)
-    found = read_waits(built.trial(), {}, [fault(fault_kind)], history.at(20))
+    found = read_waits(built.trial(), trial_entry(), [fault(fault_kind)], history.at(20))
     (own,) = (w for w in found if w.kind == kind)
     assert (own.fault, own.option, own.value) == ("f", *(("o", "10 s") if limited else ("", "")))
     assert own.budget_ns == (22_700_000_000 if limited else -1)
@@ -353,7 +359,7 @@ def test_a_completed_wait_for_a_partition_ended_when_its_producer_ran(
         if kind:
             built.event("task.state", "map-0", t + 0.5, attempt=0, data={"from": "RUNNING", "to": "CANCELED"})
     built.wait("partition", "sink-0", "map-0", (2, 7))
-    found = read_waits(built.trial(), {}, [fault(kind)] if kind else [], history.at(20))
+    found = read_waits(built.trial(), trial_entry(), [fault(kind)] if kind else [], history.at(20))
     assert [w.end_ns for w in found if w.kind == "partition"] == [history.at(end)]
 
 
@@ -361,7 +367,7 @@ def test_the_words_of_a_row_do_not_say_whether_a_producer_ran(history: Any):
     """Only the states of its task do: this producer was never deployed."""
     built = history.empty()
     built.wait("partition", "sink-0", "map-0", (2, 7), outcome="failed", cause=ANSWER)
-    found = read_waits(built.trial(), {}, [fault("registration.delay")], history.at(20))
+    found = read_waits(built.trial(), trial_entry(), [fault("registration.delay")], history.at(20))
     assert [w.cause for w in found if w.kind == "partition"] == [f"{PARTITION}, during the fault `f`"]
 
 
@@ -372,7 +378,9 @@ def test_a_restart_delay_that_a_merged_failure_divides_is_one_wait(history: Any,
     delay = ("restart-strategy.exponential-delay.initial-backoff", "8 s", 8.0)
     built.wait("restart-delay", "JobMaster", "", (1, 4), delay, "cancelled", attempt=1)
     built.wait("restart-delay", "JobMaster", "", (4, 9), delay, "fired", attempt=later)
-    found = [w for w in read_waits(built.trial(), {}, [], history.at(20)) if w.kind == "restart-delay"]
+    found = [
+        w for w in read_waits(built.trial(), trial_entry(), [], history.at(20)) if w.kind == "restart-delay"
+    ]
     spans = [(history.at(a), history.at(b)) for a, b in expected]
     assert [(w.start_ns, w.end_ns) for w in found] == spans
     assert found[-1].outcome == "fired"
@@ -396,7 +404,11 @@ def test_a_taskmanager_registers_with_the_jobmaster_for_the_first_request_that_s
     for span in requests:
         built.wait("slot", "JobMaster", "4 slots", span)
     effects = [fault("jobmanager.kill", "jobmanager")]
-    found = [w for w in read_waits(built.trial(), {}, effects, history.at(20)) if w.kind == "registration"]
+    found = [
+        w
+        for w in read_waits(built.trial(), trial_entry(), effects, history.at(20))
+        if w.kind == "registration"
+    ]
     assert [w.start_ns for w in found] == [history.at(since)]
 
 
@@ -410,7 +422,7 @@ def test_a_source_that_waits_for_a_split_does_not_register_again(
     built = history.empty()
     built.wait("jobmanager", "source-0", what, (2, 12), attempt=0)
     effect = fault("jobmanager.pause", "jobmanager")
-    found = read_waits(built.trial(), {}, [effect], history.at(20))
+    found = read_waits(built.trial(), trial_entry(), [effect], history.at(20))
     (asked,) = [w for w in found if w.who == "source-0"]
     assert (asked.kind, asked.start_ns) == (kind, history.at(since))
     split = without_splits(found, history.at(2), history.at(12))
@@ -435,7 +447,7 @@ def test_a_sink_without_keys_waits_for_no_record(
     for task, t in records:
         built.event("sink.first-record", task, t, attempt=0)
     built.wait("first-record", "sink-3", "", (2, 18), outcome="cancelled", attempt=0)
-    found = read_waits(built.trial(), {}, [fault("network.latency", "tm-1")], history.at(20))
+    found = read_waits(built.trial(), trial_entry(), [fault("network.latency", "tm-1")], history.at(20))
     assert [w.cause for w in found] == words
 
 
@@ -453,7 +465,9 @@ def test_a_first_record_waits_for_the_flush_of_its_buffer(history: Any, timeout:
     built = history.empty()
     built.wait("first-record", "sink-0", "", (2, 4), attempt=0)
     option = {"interval": timeout} if timeout else {"enabled": "false"}
-    entry = {"configuration": {f"execution.buffer-timeout.{key}": value for key, value in option.items()}}
+    entry = trial_entry(
+        {"configuration": {f"execution.buffer-timeout.{key}": value for key, value in option.items()}}
+    )
     (found,) = read_waits(built.trial(), entry, [], history.at(20))
     assert words in found.cause
 
@@ -468,7 +482,7 @@ def test_a_supervisor_that_notices_an_exit_late_has_the_time_before_the_replacem
     """The replacement begins when the supervisor has noticed the exit, up to 5 ms after the kill on an idle machine."""
     built = history.empty()
     built.wait("replacement", "supervisor", "tm-1-2", replaced)
-    found = read_waits(built.trial(), {}, [fault("process.kill", killed)], history.at(9))
+    found = read_waits(built.trial(), trial_entry(), [fault("process.kill", killed)], history.at(9))
     (coming,) = (w for w in found if w.kind == "replacement")
     before = [w for w in found if w.wait in coming.after]
     assert [(w.start_ns, w.end_ns) for w in before] == ([tuple(map(history.at, noticed))] if noticed else [])

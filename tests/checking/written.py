@@ -8,9 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
+from tests.manifests import trial_entry
 
 NS = 1_000_000_000
 START = 1_795_670_000 * NS
@@ -45,9 +47,9 @@ def wrote(*rows: Written) -> Trial:
     )
 
 
-def checked(trial: Trial, entry: Mapping[str, Any] | None = None, **known: bool) -> CheckedTrial:
+def checked(trial: Trial, entry: Mapping[str, Any] | TrialEntry | None = None, **known: bool) -> CheckedTrial:
     """Return a trial as its rules read it. `one_clock` follows from the boot ids, if it is not given."""
-    return CheckedTrial(trial, entry or {}, **known)
+    return CheckedTrial(trial, entry if isinstance(entry, TrialEntry) else trial_entry(entry), **known)
 
 
 def _empty(kind: pa.DataType) -> Any:

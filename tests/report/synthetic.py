@@ -15,9 +15,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
+from tests.manifests import trial_entry
 from tests.ordered import in_order
 
 NS = 1_000_000_000
@@ -89,7 +91,12 @@ def phases() -> list[dict[str, Any]]:
     ]
 
 
-def entry(plan: Plan) -> dict[str, Any]:
+def entry(plan: Plan) -> TrialEntry:
+    return trial_entry(entry_data(plan))
+
+
+def entry_data(plan: Plan) -> dict[str, Any]:
+    """Return the entry as the file has it."""
     timeout = "5 s" if plan.variant == "short-timeout" else "12 s"
     fault = {
         "name": "long-gc", "kind": "process.pause", "at_s": 0.0, "duration_s": FAULT_S, "targets": ["tm-1"], "params": {},
@@ -142,7 +149,7 @@ def manifest() -> dict[str, Any]:
             "memory_bytes": 25_000_000_000,
             "uvloop": True,
         },
-        "trials": [entry(p) for p in PLANS],
+        "trials": [entry_data(p) for p in PLANS],
         "interrupted": False,
     }
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,8 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.documents import PAGE_FILE, RECOVERY_FILE, VERDICT_FILE
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.trial.manifest import TrialEntry
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.runner.engine import RunRequest, RunResult
@@ -86,7 +88,7 @@ class Ran:
     result: RunResult
     complaints: list[str]
     trial: Trial
-    entry: Mapping[str, Any]
+    entry: TrialEntry
     metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -118,8 +120,8 @@ def run_document(
 def run_one(document: dict[str, Any], folder: Path) -> Ran:
     """A document without variants and control: its only trial, read back from what was written."""
     result, complaints = run_document(document, folder)
-    entry = json.loads((folder / "manifest.json").read_text())["trials"][0]
-    trial = read_trial(folder / "history" / entry["trial"], run=RUN, trial=entry["trial"])
+    entry = read_manifest(folder).trials[0]
+    trial = read_trial(folder / "history" / entry.trial, run=RUN, trial=entry.trial)
     written = folder / "metrics.json"  # not there when the run could not be carried out
     rows = json.loads(written.read_text()) if written.is_file() else []
     metrics = {

@@ -179,18 +179,18 @@ def violations(ran: Ran) -> list[str]:
     """The invariants that do not hold. Empty is good."""
     if ran.result.verdict["verdict"] == "Error":
         return [ran.result.verdict["summary"]]
-    sinks = [v for v in ran.entry["job"]["vertices"] if v.get("role") == "sink"]
-    twice = any(v.get("delivery") == "at-least-once" for v in sinks)
+    sinks = [vertex for vertex in ran.entry.job.vertices if vertex.role == "sink"]
+    twice = any(sink.delivery == "at-least-once" for sink in sinks)
     asked = [
         name for name in SAFETY if not (twice and name in ("delivery.duplicated", "delivery.out-of-order"))
     ]
     found = [f"{name} is {ran.metrics.get(name)}" for name in asked if ran.metrics.get(name) != 0]
     if ran.metrics.get("credit.violations") != 0:
         found.append(f"credit.violations is {ran.metrics.get('credit.violations')}")
-    if ran.entry["voided"]:
-        found.append(f"the trial is void: {ran.entry['voided']}")
-    if not ran.entry["drained"]:
-        found.append(f"the job did not drain: {ran.entry['job_state']}")
+    if ran.entry.voided:
+        found.append(f"the trial is void: {ran.entry.voided}")
+    if not ran.entry.drained:
+        found.append(f"the job did not drain: {ran.entry.job_state}")
     if ran.metrics.get("job.state") != "RUNNING":
         found.append(f"the job is {ran.metrics.get('job.state')} after the faults")
     if not ran.metrics.get("delivery.committed"):

@@ -4,8 +4,7 @@ a run. `judge.py` decides them."""
 from __future__ import annotations
 
 import enum
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -13,6 +12,7 @@ from msgspec.structs import asdict
 
 from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import metrics as m
+from testbed_runtime.core.trial.manifest import TrialEntry
 
 
 class Verdict(enum.IntEnum):
@@ -72,19 +72,20 @@ class TrialFacts(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_manifest(
-        cls, entry: Mapping[str, Any], *, replaced: bool = False, control: str = ""
+        cls, entry: TrialEntry, *, replaced: bool = False, control: str = "", unjudged: str = ""
     ) -> TrialFacts:
+        """`unjudged`: why the trial could not be judged."""
         return cls(
             replaced=replaced,
             control=control,
-            trial=entry["trial"],
-            variant=variant_of(entry),
-            role=entry.get("role") or "fault",
-            voided=bool(entry.get("voided")),
-            error=str(entry.get("error") or ""),
-            faults=tuple(f["name"] for f in entry.get("faults") or ()),
-            cause=str(entry.get("cause") or ""),
-            number=int(entry.get("number") or 1),
+            trial=entry.trial,
+            variant=entry.variant,
+            role=entry.role,
+            voided=entry.voided,
+            error=entry.error or unjudged,
+            faults=tuple(fault.name for fault in entry.faults),
+            cause=entry.cause,
+            number=entry.number,
         )
 
 
@@ -199,27 +200,21 @@ class RunVerdict(Struct, frozen=True):
         }
 
 
-def controls_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def controls_of(entries: Sequence[TrialEntry]) -> dict[str, str]:
     """Map each variant to its control trial: its own, or one of a variant that differs only in its faults."""
     own: dict[str, str] = {}
-    by_setting: dict[str, str] = {}
+    by_setting: dict[Hashable, str] = {}
     for entry in entries:
-        if entry.get("role") == "control" and not entry.get("voided") and not entry.get("error"):
-            own.setdefault(variant_of(entry), entry["trial"])
-            by_setting.setdefault(_setting(entry), entry["trial"])
+        if entry.is_control and entry.counts:
+            own.setdefault(entry.variant, entry.trial)
+            by_setting.setdefault(_setting(entry), entry.trial)
     found = dict(own)
     for entry in entries:
         shared = by_setting.get(_setting(entry))
-        if shared is not None and entry.get("faults"):
-            found.setdefault(variant_of(entry), shared)
+        if shared is not None and entry.faults:
+            found.setdefault(entry.variant, shared)
     return found
 
 
-def variant_of(entry: Mapping[str, Any]) -> str:
-    """Return the variant of a trial, from its entry in the manifest."""
-    return str(entry.get("variant") or "main")
-
-
-def _setting(entry: Mapping[str, Any]) -> str:
-    parts = [entry.get("flinkVersion"), entry.get("configuration"), entry.get("job")]
-    return json.dumps(parts, sort_keys=True, default=str)
+def _setting(entry: TrialEntry) -> Hashable:
+    return entry.flink_version, frozenset(entry.configuration.items()), entry.job

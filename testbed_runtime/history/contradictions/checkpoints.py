@@ -155,7 +155,7 @@ def _sizes(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
 
 def _aligned(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield records in flight in a checkpoint of a job whose barriers overtake nothing."""
-    if "configuration" not in trial.entry or trial.options.boolean(UNALIGNED):
+    if trial.options.boolean(UNALIGNED):
         return
     for r in (r for one in found for r in one.acknowledged.values()):
         if amount := r["persisted_bytes"]:
@@ -170,10 +170,8 @@ def _commits(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     if not trial.recorded_to_its_end:
         return
     managers = {c.triggered["process"] for c in found}
-    periodic = (
-        "configuration" in trial.entry and trial.options.duration("execution.checkpointing.interval") > 0
-    )
-    exactly_once = {v["name"] for v in trial.vertices if v.get("delivery") == "exactly-once"}
+    periodic = trial.options.duration("execution.checkpointing.interval") > 0
+    exactly_once = {vertex.name for vertex in trial.vertices if vertex.delivery == "exactly-once"}
     done = {end["checkpoint"]: end["seq"] for c in found if (end := c.completed) is not None}
     deployed = grouped((task, (e["seq"], attempt)) for (task, attempt), e in trial.deployed.items())
     completed = sorted(done.items(), key=itemgetter(1))

@@ -82,7 +82,7 @@ def _repeated(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
 def _emitted(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a source whose count differs from the number with which it ended. An attempt that began with a checkpoint counts less."""
     tasks = trial.table("tasks")
-    kinds = {v["name"]: v.get("kind") for v in trial.vertices}
+    kinds = {vertex.name: vertex.kind for vertex in trial.vertices}
     began_with_state = trial.attempts_with("task.restored")
     counted, seq, process = ints(tasks, "records_out"), ints(tasks, "seq"), tasks.column("process")
     of_attempt, nothing = trial.places("tasks", "task", "attempt"), np.empty(0, dtype=np.int64)
@@ -110,10 +110,10 @@ def _offered(trial: CheckedTrial) -> Iterator[Damage]:
     if deferred or trial.events("input-split"):
         return
     for vertex in trial.vertices:
-        rate = float(vertex.get("recordsPerSecond") or 0) / int(vertex.get("parallelism") or 1)
-        if vertex.get("kind") != "generated" or rate <= 0:
+        rate = (vertex.records_per_second or 0.0) / vertex.parallelism
+        if vertex.kind != "generated" or rate <= 0:
             continue
-        places = np.flatnonzero(equal(tasks, "vertex", vertex["name"]))
+        places = np.flatnonzero(equal(tasks, "vertex", vertex.name))
         mine = tasks.take(pa.array(places))
         owned = Owned.attempts(mine)
         counted, reached = ints(mine, "records_out"), ints(mine, "t_ns") - ints(mine, "lag_ns")

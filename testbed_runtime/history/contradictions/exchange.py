@@ -50,7 +50,7 @@ def _bytes(trial: CheckedTrial) -> list[Damage]:
         return [Damage("tasks", "records_in", row, problem)]
     if trial.kinds - PLAIN_KINDS or trial.options.is_set(LATENCY_INTERVAL):
         return []
-    size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in trial.vertices)
+    size = LENGTH_BYTES + max(vertex.record_bytes for vertex in trial.vertices)
     channels = sum(trial.parallelism.values())
     owned, found = trial.attempts("tasks"), []
     queued = FlowControl.read(trial.options).queued  # it reads more than it processes
@@ -92,7 +92,7 @@ def _totals(trial: CheckedTrial) -> Iterator[Damage]:
     measures = [] if dropped else [("records_in", "records_out", False)]
     measures.append(("bytes_in", "bytes_out", True))
     parallelism = trial.parallelism
-    looped = {v["name"] for v in trial.vertices if v.get("kind") in OF_ITERATIONS}
+    looped = {vertex.name for vertex in trial.vertices if vertex.kind in OF_ITERATIONS}
     for target, subtasks in parallelism.items():
         incoming = [(source, many) for source, to, many in _carried(trial) if to == target]
         ends = {target, *(s for s, _ in incoming)}
@@ -130,7 +130,7 @@ def _committed(trial: CheckedTrial) -> Iterator[Damage]:
     uncovered = trial.options.ends_uncovered  # then a sink may finish without a commit
     sending, without = {source for source, _, _ in trial.edges}, _without_commits(trial)
     # the end of an iteration
-    sending |= {v["name"] for v in trial.vertices if v.get("role", "sink") != "sink"}
+    sending |= {vertex.name for vertex in trial.vertices if vertex.role not in ("", "sink")}
     for task, last in last_samples(trial).items():
         received, stated = last["records_in"], commits.get((task, last["attempt"]), 0)
         lacking = received > 0 and not stated and (task in without or not uncovered)

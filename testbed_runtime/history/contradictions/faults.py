@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from testbed_runtime.core.trial.manifest import FaultEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.checked import CheckedTrial
 from testbed_runtime.history.columns import TOLERANCE_NS, Row, ended_process, targets_in
@@ -42,12 +42,12 @@ def _planned(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield faults that the manifest does not have, or has with another kind or other targets."""
     for row, r in trial.rows("faults"):
         fault, found = trial.faults.get(_name(r)), targets_in(r["targets"])
-        asked = [] if fault is None else fault.get("targets") or []
+        asked = () if fault is None else fault.targets
         on = f"but {r['fault']} is on {', '.join(map(str, asked))} (manifest)"
         if fault is None:
             yield Damage("faults", "fault", row, f"is {r['fault'][:60]!r}, which the manifest does not have")
-        elif r["kind"] != fault["kind"]:
-            problem = f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)"
+        elif r["kind"] != fault.kind:
+            problem = f"is {r['kind'][:60]!r}, but {r['fault']} is {fault.kind} (manifest)"
             yield Damage("faults", "kind", row, problem)
         elif found is None:
             yield Damage("faults", "targets", row, f"is not a list: {r['targets'][:60]!r}")
@@ -61,7 +61,7 @@ def _unasked(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield faults of the manifest without a row, in a trial that ran to its end. A job that finished by itself ends the schedule
     before the faults that were due later."""
     zero, end = trial.starts.get("fault"), trial.starts.get("drain", 0)
-    due = {name for name, fault in trial.faults.items() if fault.get("before_submit")}
+    due = {name for name, fault in trial.faults.items() if fault.before_submit}
     if zero is not None:
         due |= {name for name, fault in trial.faults.items() if zero + _offset_ns(fault) < end - TOLERANCE_NS}
     missing = sorted(due - {_name(r) for _, r in trial.rows("faults")})
@@ -69,16 +69,16 @@ def _unasked(trial: CheckedTrial) -> Iterator[Damage]:
         yield Damage("faults", "fault", -1, f"lacks {missing[0]}, which the manifest has")
 
 
-def _offset_ns(fault: Mapping[str, Any]) -> float:
+def _offset_ns(fault: FaultEntry) -> float:
     """Return when a fault of the manifest is due, after the end of the baseline."""
-    return float(fault.get("at_s") or 0) * NS
+    return fault.at_s * NS
 
 
 def _begun(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield faults that were injected before their time or after the end of the trial, and those from before the job is submitted that
     were injected after that."""
     start, submitted = trial.starts.get("fault"), [e["t_ns"] for _, e in trial.events("job.state")]
-    ends = [int(p["end_ns"]) for p in trial.phases if p.get("end_ns")]
+    ends = [phase.end_ns for phase in trial.phases]
     begun: set[str] = set()
     for row, r in trial.rows("faults"):
         fault = trial.faults.get(_name(r))
@@ -86,7 +86,7 @@ def _begun(trial: CheckedTrial) -> Iterator[Damage]:
             continue
         again = r["fault"] in begun
         begun.add(r["fault"])
-        if fault.get("before_submit"):
+        if fault.before_submit:
             late = r["t_ns"] - min(submitted, default=r["t_ns"])
             if late > TOLERANCE_NS and not again:
                 problem = f"says that {r['fault']} was injected {late / NS:.1f} s after the job was submitted (job.state in events)"

@@ -188,8 +188,8 @@ def _ends(trial: CheckedTrial) -> Iterator[Damage]:
 def _sources(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield a source that finished without source.end, and a sink that finished without sink.end."""
     inner = {target for _, target, _ in trial.edges}
-    sources = {v["name"] for v in trial.vertices} - inner
-    sinks = {v["name"] for v in trial.vertices if v.get("role") == "sink"} & inner
+    sources = {vertex.name for vertex in trial.vertices} - inner
+    sinks = {vertex.name for vertex in trial.vertices if vertex.role == "sink"} & inner
     for kind, names in (("source.end", sources), ("sink.end", sinks)):
         for task, attempt in sorted(trial.finished - trial.attempts_with(kind).keys()):
             if vertex_of(task) in names:

@@ -57,7 +57,7 @@ def _states(trial: CheckedTrial) -> Iterator[Damage]:
 
 def _phases(trial: CheckedTrial) -> Iterator[Damage]:
     """Yield phases that the runner did not enter in the order of the manifest. A trial that was ended early lacks the last ones."""
-    planned = [str(p["name"]) for p in trial.phases]
+    planned = [phase.name for phase in trial.phases]
     entered = [(row, e["subject"]) for row, e in trial.events("trial.phase")]
     found = [name for _, name in entered]
     if found == [*planned, "end"][: len(found)]:
