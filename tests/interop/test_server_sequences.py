@@ -79,7 +79,7 @@ BROKEN = _broken()
 
 def a_sequence(chance: random.Random) -> list[str]:
     """Two channels of one connection. What needs a reader comes after its request."""
-    exclusive, requested, barriers = chance.choice([0, 2, 2]), set[int](), 0
+    exclusive, requested, barriers, late = chance.choice([0, 2, 2]), set[int](), 0, chance.random() < 0.2
     lines = [f"new {exclusive}"]
     kinds = [
         "bytes",
@@ -99,6 +99,10 @@ def a_sequence(chance: random.Random) -> list[str]:
         if channel not in requested and chance.random() < 0.5:
             requested.add(channel)
             lines.append(f"request {channel} {exclusive}")
+            continue
+        if late and chance.random() < 0.15:
+            late = chance.random() < 0.7
+            lines.append(f"late {channel} {chance.randint(0, 2)}" if late else "register")
             continue
         kind = chance.choices(kinds, [1.5, 28, 3, 11, 1, 12, 17, 10, 1.5, 2, 0.5])[0]
         match kind:
@@ -132,8 +136,8 @@ class Server:
         self._start(2)
 
     def _start(self, exclusive: int) -> None:
-        pools = NetworkBufferPool(SEGMENT_BYTES, SEGMENT_BYTES)
-        pool = pools.create_buffer_pool(CHANNELS + 1, CHANNELS + 1, subpartitions=CHANNELS)
+        self._pools = NetworkBufferPool(SEGMENT_BYTES, SEGMENT_BYTES)
+        pool = self._pools.create_buffer_pool(CHANNELS + 1, CHANNELS + 1, subpartitions=CHANNELS)
         self._manager = ResultPartitionManager(request_timeout_s=0)
         partition = ResultPartition(partition_id(), CHANNELS, pool, exclusive=exclusive)
         for subpartition in partition.subpartitions:
@@ -156,6 +160,9 @@ class Server:
         match words:
             case "new", exclusive:
                 self._start(int(exclusive))
+            case ["register"]:
+                pool = self._pools.create_buffer_pool(CHANNELS + 1, CHANNELS + 1, subpartitions=CHANNELS)
+                self._manager.register(ResultPartition(partition_id(1), CHANNELS, pool))
             case "bytes", text:
                 self._feed(bytes.fromhex(text))
             case "data", channel, size, end:
@@ -213,8 +220,9 @@ class Server:
 def _frame(kind: str, channel: int, numbers: list[int]) -> ClientFrame:
     receiver = receiver_id(channel)
     match kind:
-        case "request":
-            return PartitionRequest(partition_id(), channel, channel, receiver, numbers[0])
+        case "request" | "late":
+            partition = partition_id(int(kind == "late"))
+            return PartitionRequest(partition, channel, channel, receiver, numbers[0])
         case "credit":
             return AddCredit(numbers[0], receiver)
         case "resume":

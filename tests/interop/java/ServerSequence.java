@@ -26,10 +26,8 @@ public final class ServerSequence extends Sequence {
     private static final int SUBPARTITIONS = 2;
 
     private final ResultPartitionManager manager = new ResultPartitionManager();
-    private final ResultPartitionID id =
-            new ResultPartitionID(
-                    IntermediateResultPartitionID.fromByteBuf(bytes("a0".repeat(16) + "00".repeat(4))),
-                    ExecutionAttemptID.fromByteBuf(bytes("b0".repeat(16) + "c0".repeat(16) + "00".repeat(8))));
+    private final ResultPartitionID id = partitionId(0);
+    private final ResultPartitionID late = partitionId(1);
     private final InputChannelID[] receivers = {receiver(0), receiver(1)};
     private final BufferBuilder[] open = new BufferBuilder[SUBPARTITIONS];
     private ResultPartition partition;
@@ -68,6 +66,10 @@ public final class ServerSequence extends Sequence {
             manager.releasePartition(id, "failed".equals(words[1]) ? new IOException("failed") : null);
             return;
         }
+        if ("register".equals(words[0])) {
+            manager.registerResultPartition(SubpartitionSequence.partition(late, manager, SUBPARTITIONS, 2));
+            return;
+        }
         if ("bytes".equals(words[0])) {
             connection.writeInbound(bytes(words[1]));
             return;
@@ -79,6 +81,11 @@ public final class ServerSequence extends Sequence {
                 connection.writeInbound(
                         new NettyMessage.PartitionRequest(
                                 id, new ResultSubpartitionIndexSet(index), receivers[index], number(words, 2)));
+                break;
+            case "late":
+                connection.writeInbound(
+                        new NettyMessage.PartitionRequest(
+                                late, new ResultSubpartitionIndexSet(index), receivers[index], number(words, 2)));
                 break;
             case "credit":
                 connection.writeInbound(new NettyMessage.AddCredit(number(words, 2), receivers[index]));
@@ -149,6 +156,13 @@ public final class ServerSequence extends Sequence {
 
     private static ByteBuf bytes(String text) {
         return Unpooled.wrappedBuffer(ByteBufUtil.decodeHexDump(text));
+    }
+
+    private static ResultPartitionID partitionId(int number) {
+        String last = "000000" + "0" + number;
+        return new ResultPartitionID(
+                IntermediateResultPartitionID.fromByteBuf(bytes("a0".repeat(16) + last)),
+                ExecutionAttemptID.fromByteBuf(bytes("b0".repeat(16) + "c0".repeat(16) + last + "00".repeat(4))));
     }
 
     private static InputChannelID receiver(int number) {
