@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -54,6 +55,20 @@ def test_false_failovers_are_as_frequent_as_the_monitor_makes_them(config: Heart
     found = quality(config, task_managers=1, **events)
     share = found.false_failovers_per_day / PAUSE.per_day
     assert abs(lost / EVENTS - share) < 4 * math.sqrt(share * (1 - share) / EVENTS) + 1e-3
+
+
+@pytest.mark.parametrize(("median", "p99"), [(3, 30), (1, 2), (0.3, 8), (2, 2)])
+@pytest.mark.parametrize("seconds", [0.5, 1.9, 2.0, 10.0])
+def test_the_lengths_of_events_are_log_normal(median: float, p99: float, seconds: float):
+    """20,000 equally likely lengths: how many are longer, and by how much on average. They may also all be equal."""
+    normal, draws = NormalDist(), 20_000
+    spread = math.log(p99 / median) / normal.inv_cdf(0.99)
+    lengths = [median * math.exp(spread * normal.inv_cdf((n + 0.5) / draws)) for n in range(draws)]
+    event = Disturbance(per_day=1, median_s=median, p99_s=p99)
+    assert event.mean_s == pytest.approx(sum(lengths) / draws, rel=0.01)
+    assert event.longer_than(seconds) == pytest.approx(sum(x > seconds for x in lengths) / draws, abs=1e-4)
+    beyond = sum(max(0.0, x - seconds) for x in lengths) / draws
+    assert event.excess(seconds) == pytest.approx(beyond, rel=0.01, abs=1e-4)
 
 
 def test_detection_takes_half_an_interval_less_than_its_limit():
