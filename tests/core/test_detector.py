@@ -68,7 +68,7 @@ def test_the_lengths_of_events_are_log_normal(median: float, p99: float, seconds
     assert event.mean_s == pytest.approx(sum(lengths) / draws, rel=0.01)
     assert event.longer_than(seconds) == pytest.approx(sum(x > seconds for x in lengths) / draws, abs=1e-4)
     beyond = sum(max(0.0, x - seconds) for x in lengths) / draws
-    assert event.excess(seconds) == pytest.approx(beyond, rel=0.01, abs=1e-4)
+    assert event.excess(seconds) == pytest.approx(beyond, rel=0.02, abs=1e-4)
 
 
 def test_detection_takes_half_an_interval_less_than_its_limit():
