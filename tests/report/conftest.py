@@ -14,6 +14,8 @@ from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import TrialFacts
+from testbed_runtime.core.trial.manifest import RunManifest
+from testbed_runtime.history.manifest import manifest_of
 from tests.report import synthetic
 
 EXPECT: dict[str, list[dict[str, Any]]] = {
@@ -31,7 +33,7 @@ EXPECT: dict[str, list[dict[str, Any]]] = {
 class Documents:
     """The five documents that a report is made of."""
 
-    manifest: dict[str, Any]
+    manifest: RunManifest
     metrics: list[dict[str, Any]]
     timeseries: dict[str, Any]
     verdict: dict[str, Any]
@@ -41,8 +43,8 @@ class Documents:
 @pytest.fixture(scope="session")
 def documents() -> Documents:
     """Build the documents that `headgate run` would write."""
-    manifest = synthetic.manifest()
-    entries = manifest["trials"]
+    manifest = manifest_of(synthetic.manifest())
+    entries = manifest.trials
     trials = [synthetic.history(plan) for plan in synthetic.PLANS]
     rows = [r for t, e in zip(trials, entries, strict=True) for r in trial_metrics(t, e)]
     rows += control_metrics(rows, entries)
@@ -52,5 +54,5 @@ def documents() -> Documents:
         expectations={v: [Expectation.from_item(i) for i in items] for v, items in EXPECT.items()},
         rows=rows,
     )
-    recoveries = {e["trial"]: trial_recovery(t, e) for t, e in zip(trials, entries, strict=True)}
+    recoveries = {e.trial: trial_recovery(t, e) for t, e in zip(trials, entries, strict=True)}
     return Documents(manifest, rows, {"schema": 1, "trials": series}, verdict.to_json(), recoveries)

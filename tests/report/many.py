@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from random import Random
 from statistics import mean
 from typing import Any
+
+from msgspec.structs import replace
 
 from testbed_runtime.core.documents import COMPARISON_FILE, RECOVERY_FILE
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -23,10 +24,9 @@ def multiply(
     documents: Documents, *, variants: int, trials: int
 ) -> tuple[dict[str, Any], dict[str, TrialRecovery]]:
     """The documents of `write_report` for so many variants and trials, and their recoveries."""
-    manifest = copy.deepcopy(documents.manifest)
-    entry, series = manifest["trials"][1], documents.timeseries["trials"][1]
-    rows = [r for r in documents.metrics if r["trial"] == entry["trial"]]
-    expected = [e for e in documents.verdict["expectations"] if e["trial"] == entry["trial"]]
+    entry, series = documents.manifest.trials[1], documents.timeseries["trials"][1]
+    rows = [r for r in documents.metrics if r["trial"] == entry.trial]
+    expected = [e for e in documents.verdict["expectations"] if e["trial"] == entry.trial]
     entries, metrics, curves, judged = [], [], [], []
     recoveries: dict[str, TrialRecovery] = {}
     random = Random(7)
@@ -34,7 +34,7 @@ def multiply(
         for number in range(1, trials + 1):
             name, trial = f"timeout-{5 + variant}s", f"timeout-{5 + variant}s-{number}"
             slower = (1 + 0.3 * variant) * random.lognormvariate(0, 0.15)
-            entries.append({**entry, "trial": trial, "variant": name, "number": number, "seed": 6 + number})
+            entries.append(replace(entry, trial=trial, variant=name, number=number, seed=6 + number))
             metrics += [_changed(r, trial, slower) for r in rows]
             curves.append({**series, "trial": trial})
             judged += [{**e, "trial": trial, "variant": name} for e in expected]
@@ -43,9 +43,9 @@ def multiply(
             recoveries[trial] = (
                 late_producer(trial, at_s=at_s) if late else killed(trial, at_s=at_s, slower=slower)
             )
-    verdict = {**documents.verdict, "expectations": judged, "variants": [{"variant": v, "verdict": "Fail"} for v in dict.fromkeys(e["variant"] for e in entries)]}  # fmt: skip
+    verdict = {**documents.verdict, "expectations": judged, "variants": [{"variant": v, "verdict": "Fail"} for v in dict.fromkeys(e.variant for e in entries)]}  # fmt: skip
     made = {
-        "manifest": {**manifest, "trials": entries},
+        "manifest": replace(documents.manifest, trials=tuple(entries)),
         "metrics": metrics,
         "timeseries": {"schema": 1, "trials": curves},
         "verdict": verdict,

@@ -14,15 +14,12 @@ from testbed_runtime.report.answer import (
     savings,
     typical_prices,
 )
+from tests.manifests import trial_entry
 from tests.report.recoveries import BACKOFF, killed, late_producer, recovery, segments, unfinished
 
 
-def entry(trial: str, variant: str = "main", role: str = "fault", **more: object) -> dict[str, object]:
-    return {"trial": trial, "variant": variant, "role": role} | more
-
-
 def lines(*trials: TrialRecovery, **more: object) -> list[str]:
-    entries = [entry(t.trial, **more) for t in trials]
+    entries = [trial_entry(trial=t.trial, **more) for t in trials]
     return answer_lines(entries, {t.trial: t for t in trials})
 
 

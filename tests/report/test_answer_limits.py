@@ -15,6 +15,7 @@ from testbed_runtime.report.answer import (
     headline,
     savings,
 )
+from tests.manifests import trial_entry
 from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
 from tests.report.test_answer import lines
 
@@ -308,7 +309,7 @@ def test_a_variant_had_an_outage_if_one_of_its_recoveries_lasted_or_did_not_end(
 def test_a_variant_without_a_recovery_has_no_line():
     """Nothing was disturbed in any of its trials."""
     quiet = [TrialRecovery(trial=f"main-{n}", start=None, recoveries=()) for n in range(4)]
-    entries = [{"trial": t.trial, "variant": "main", "role": "fault"} for t in quiet]
+    entries = [trial_entry(trial=t.trial) for t in quiet]
     assert answer_lines(entries, {t.trial: t for t in quiet}) == []
 
 

@@ -11,6 +11,7 @@ from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.report import faultwords
 from testbed_runtime.report.build import _faults
 from tests.checking.conftest import History
+from tests.manifests import trial_entry
 
 ASKED = [
     ("process.pause", {}, "8 s pause of tm-2"),
@@ -59,7 +60,7 @@ def test_a_fault_that_never_began_is_described_as_it_was_requested():
     """The job had ended before. There are no rows of it, so the entry of the trial has what was requested."""
     params = {"frame_class": "barrier", "percent": 10}
     planned = {"name": "f", "kind": "frames.drop", "at_s": 1.95693, "duration_s": 0.2, "params": params}
-    entry = {"trial": "t", "phases": [], "faults": [{**planned, "direction": "to", "targets": []}]}
+    entry = trial_entry(trial="t", faults=[{**planned, "direction": "to"}])
     found = trial_timeseries(History().trial(), entry)
     assert (
         faultwords.asked(found["faults"][0])

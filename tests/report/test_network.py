@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.report.build import network_of
+from tests.manifests import run_manifest
 
 
 def reading(round_trip_s: float | None, **more: object) -> dict[str, object]:
     return {"probes": 50, "round_trip_s": round_trip_s, "lost_percent": 0.0, "bytes_per_s": None, **more}
 
 
-def manifest(*readings: dict[str, object]) -> dict[str, object]:
-    return {"trials": [{"id": f"t{n}", "paths": found} for n, found in enumerate(readings)]}
+def manifest(*readings: dict[str, object]) -> RunManifest:
+    return run_manifest({"trial": f"t{n}", "paths": found} for n, found in enumerate(readings))
 
 
 def test_a_path_is_reported_once_with_the_medians_of_all_trials():
@@ -40,5 +42,5 @@ def test_a_rate_that_was_not_measured_is_not_reported():
 
 def test_a_run_that_measured_no_path_tells_nothing():
     """There are no figures in virtual time or before the first trial."""
-    assert list(network_of({})) == []
-    assert list(network_of({"trials": [{"id": "t"}]})) == []
+    assert list(network_of(run_manifest())) == []
+    assert list(network_of(run_manifest([{"trial": "t"}]))) == []

@@ -18,6 +18,7 @@ from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, SharedFault, TrialRecovery
+from testbed_runtime.history.manifest import manifest_of
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.build import build
@@ -25,6 +26,7 @@ from testbed_runtime.report.html import breakable, page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import cell, expectations, run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
+from tests.manifests import run_manifest, trial_entry
 from tests.report import synthetic
 from tests.report.conftest import Documents
 from tests.report.recoveries import killed
@@ -137,13 +139,11 @@ def test_the_configuration_shows_what_differs_from_the_defaults_and_between_vari
 def test_text_from_a_scenario_cannot_become_markup(documents: Documents):
     """Names and hypotheses are escaped in the page, in Markdown, in JUnit."""
     evil = "<script>alert('|')</script>\x00 | `x`"
-    manifest = json.loads(json.dumps(documents.manifest))
-    manifest["scenario"]["spec"]["hypothesis"] = evil
-    manifest["scenario"]["metadata"]["name"] = evil
+    scenario = {"spec": {"hypothesis": evil}, "metadata": {"name": evil}}
     faults = json.loads(json.dumps(documents.timeseries))
     faults["trials"][1]["spans"][-2]["name"] = evil
     faults["trials"][1]["marks"][0]["text"] = evil
-    view = build(manifest, documents.metrics, faults, documents.verdict)
+    view = build(replace(documents.manifest, scenario=scenario), documents.metrics, faults, documents.verdict)
     assert "<script" not in page(view)
     assert not re.search(r"(?<!\\)<script|\x00", run_markdown(view))
     ET.fromstring(junit_xml([view]))
@@ -165,7 +165,7 @@ def test_names_between_backticks_are_code_on_both_pages_and_plain_in_drawings(do
 @pytest.mark.parametrize("keep", ["nothing", "manifest", "no-history"])
 def test_a_run_that_was_cut_off_still_gets_its_report(documents: Documents, keep: str, tmp_path: Path):
     """Whatever is missing, the page says what is known."""
-    manifest = {} if keep == "nothing" else {**documents.manifest, "interrupted": True}
+    manifest = run_manifest() if keep == "nothing" else replace(documents.manifest, interrupted=True)
     metrics = documents.metrics if keep == "no-history" else []
     verdict = {"verdict": "Error", "summary": "The evaluation failed.", "expectations": [], "variants": []}
     path = write_report(tmp_path, manifest=manifest, metrics=metrics, timeseries={}, verdict=verdict)
@@ -183,11 +183,11 @@ def test_the_same_tables_give_the_same_page(view: RunView):
 def golden_documents() -> dict[str, Any]:
     """Small and written by hand, so that only a change of format changes the golden files."""
     entry = synthetic.entry(synthetic.PLANS[1])
-    shared = {"run": "r", "trial": entry["trial"], "phase": "", "quantile": None, "text": "", "reason": ""}
+    shared = {"run": "r", "trial": entry.trial, "phase": "", "quantile": None, "text": "", "reason": ""}
     rows = [{**shared, "metric": "recovery.detect", "value": 4.608, "bounded_by": "heartbeat.timeout = 5 s"}]
     item = {
         "variant": "short-timeout",
-        "trial": entry["trial"],
+        "trial": entry.trial,
         "reason": "",
         "bounded_by": "",
         "implied": False,
@@ -205,7 +205,7 @@ def golden_documents() -> dict[str, Any]:
     verdict = {"verdict": "Error", "summary": "the run completes: the run could not be completed (and 1 more).",
                "variants": [{"variant": "short-timeout", "verdict": "Error"}], "expectations": items}  # fmt: skip
     return {
-        "manifest": {**synthetic.manifest(), "trials": [entry]},
+        "manifest": replace(manifest_of(synthetic.manifest()), trials=(entry,)),
         "metrics": rows,
         "timeseries": {},
         "verdict": verdict,
@@ -273,7 +273,7 @@ def test_a_summary_is_written_from_the_folders_of_runs(documents: Documents, tmp
     run.mkdir()
     with pytest.raises(HeadgateError, match=r"has no manifest\.json"):
         write_summary(tmp_path, [run])
-    (run / "manifest.json").write_text(json.dumps(documents.manifest))
+    (run / "manifest.json").write_text(json.dumps(synthetic.manifest()))
     (run / "verdict.json").write_text(json.dumps(documents.verdict))
     path = write_summary(tmp_path / "out", [run])
     assert "taskmanager-paused" in path.read_text()
@@ -427,7 +427,7 @@ def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):
 )  # fmt: skip
 def test_a_trial_that_was_not_drained_says_why(entry: dict[str, str], said: str):
     """A job that failed has its root cause there."""
-    assert first_things((), (), (), [{"trial": "t", "drained": False, **entry}]) == [said]
+    assert first_things((), (), (), [trial_entry(entry, trial="t", drained=False)]) == [said]
 
 
 def test_a_trial_that_was_not_drained_is_said_once():
@@ -435,10 +435,10 @@ def test_a_trial_that_was_not_drained_is_said_once():
     items = [
         {"verdict": "Inconclusive", "trial": "t", "text": "delivery.lost equals 0", "reason": m.NOT_DRAINED}
     ]
-    entry = {"trial": "t", "drained": False}
+    entry = trial_entry(trial="t", drained=False)
     assert len(first_things((), items, (), (entry,))) == 1
-    assert len(first_things((), items, (), ({**entry, "stop_refused": "A checkpoint failed."},))) == 2
-    assert len(first_things((), items, (), ({**entry, "trial": "u"},))) == 2
+    assert len(first_things((), items, (), (replace(entry, stop_refused="A checkpoint failed."),))) == 2
+    assert len(first_things((), items, (), (replace(entry, trial="u"),))) == 2
 
 
 def test_a_trial_that_could_not_be_completed_is_not_also_called_undrained():
@@ -450,7 +450,7 @@ def test_a_trial_that_could_not_be_completed_is_not_also_called_undrained():
         "measured": "tm-0 was not ready.",
         "reason": m.RUN_FAILED,
     }
-    entry = {"trial": "t", "drained": False, "job_state": "", "error": "tm-0 was not ready."}
+    entry = trial_entry(trial="t", drained=False, error="tm-0 was not ready.")
     assert first_things((), (item,), (), [entry]) == ["Error: t could not be completed: tm-0 was not ready."]
 
 
