@@ -177,7 +177,7 @@ def test_a_changed_setting_is_named_by_its_path_and_variants_of_one_run_only_are
     changed_manifest(first, job=job)
     changed_manifest(second, job={**job, "vertices": [{"name": "source", "recordsPerSecond": 400}]})
     changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
-    assert changes == ["a → b: slow: job.vertices[source].recordsPerSecond: 200 → 400"]
+    assert changes == ["a → b: slow: job.vertices[source].recordsPerSecond: 200.0 → 400.0"]
 
 
 def test_a_drawn_beginning_of_a_fault_is_no_changed_setting(tmp_path: Path):

@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from testbed_runtime.cli import telemetry
+from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 
 STARTED = "2026-01-01T00:00:00+00:00"
 STARTED_NS = 1_767_225_600 * 10**9
@@ -93,7 +94,8 @@ EVENTS = [
 
 
 def run_folder(folder: Path, events: list[dict[str, Any]] | None = None) -> Path:
-    (folder / "manifest.json").write_text(json.dumps({"run": "killed-1", "started": STARTED}))
+    manifest = {"schema": MANIFEST_SCHEMA, "run": "killed-1", "started": STARTED, "expectations": {}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "trace.json").write_text(json.dumps({"traceEvents": EVENTS if events is None else events}))
     return folder
 

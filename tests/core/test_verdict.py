@@ -18,6 +18,7 @@ from testbed_runtime.core.judgement.verdict import (
     aggregate,
     controls_of,
 )
+from tests.manifests import trial_entry
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
 
@@ -397,19 +398,14 @@ def test_of_a_voided_trial_only_safety_counts():
 
 def test_one_control_run_serves_every_variant_with_its_settings():
     """It is shared when configuration, version and job are the same, and an unstable one is unstable for all of them."""
-    fault = {"role": "fault", "faults": [{"name": "gc"}], "job": {}, "flinkVersion": "2.x"}
+    fault = [{"name": "gc"}]
     entries = [
-        {
-            **fault,
-            "trial": "a-control-1",
-            "variant": "a",
-            "role": "control",
-            "faults": [],
-            "configuration": {},
-        },
-        {**fault, "trial": "a-1", "variant": "a", "configuration": {}},
-        {**fault, "trial": "b-1", "variant": "b", "configuration": {}},
-        {**fault, "trial": "c-1", "variant": "c", "configuration": {"heartbeat.timeout": "12 s"}},
+        trial_entry(trial="a-control-1", variant="a", role="control"),
+        trial_entry(trial="a-1", variant="a", faults=fault),
+        trial_entry(trial="b-1", variant="b", faults=fault),
+        trial_entry(trial="c-1", variant="c", faults=fault, configuration={"heartbeat.timeout": "12 s"}),
+        trial_entry(trial="d-1", variant="d", faults=fault, flinkVersion="1.20"),
+        trial_entry(trial="e-1", variant="e", faults=fault, job={"vertices": [{"name": "a"}]}),
     ]
     assert controls_of(entries) == {"a": "a-control-1", "b": "a-control-1"}
     shared = TrialFacts(trial="main-1", faults=("gc",), control="a-control-1")
@@ -489,9 +485,7 @@ def test_a_job_that_did_not_recover_is_shown_with_its_seconds():
 
 def test_a_trial_that_never_ran_has_its_cause_from_the_runner():
     """Its history is not evaluated, so there is no row."""
-    trial = TrialFacts.from_manifest(
-        {"trial": "main-1", "error": "the job is RESTARTING", "cause": CAUSE, "faults": []}
-    )
+    trial = TrialFacts.from_manifest(trial_entry(trial="main-1", error="the job is RESTARTING", cause=CAUSE))
     found = judged([], trials=(trial,))
     assert found.verdict is ERROR
     assert CAUSE in found.summary

@@ -23,6 +23,7 @@ from tests.core.test_verdict import (
     many,
     row,
 )
+from tests.manifests import trial_entry
 
 
 def words(found: RunVerdict) -> dict[str, tuple[str, str, str]]:
@@ -190,10 +191,10 @@ def test_a_run_that_ends_early_says_so():
 
 def test_the_facts_of_a_trial_come_from_the_manifest():
     """With a default for each that is missing."""
-    assert TrialFacts.from_manifest({"trial": "t"}) == TrialFacts(trial="t")
-    entry = {
-        "trial": "t", "variant": "v", "role": "control", "voided": True, "error": "e", "faults": [{"name": "gc"}], "cause": "c", "number": 3,
-    }  # fmt: skip
+    assert TrialFacts.from_manifest(trial_entry(trial="t")) == TrialFacts(trial="t")
+    entry = trial_entry(
+        trial="t", variant="v", role="control", voided=True, error="e", faults=[{"name": "gc"}], cause="c", number=3
+    )  # fmt: skip
     assert TrialFacts.from_manifest(entry, replaced=True, control="x") == TrialFacts(
         trial="t", variant="v", role="control", voided=True, replaced=True, control="x", error="e", faults=("gc",), cause="c", number=3,
     )  # fmt: skip
@@ -209,10 +210,10 @@ def test_a_failed_trial_is_an_error_unless_it_was_void():
     failed = judged([], trials=(TrialFacts(trial="main-1", error="e"),))
     assert [(j.reason, j.trial, j.measured) for j in failed.judged] == [(m.RUN_FAILED, "main-1", "e")]
     unused = [
-        {"trial": "c", "role": "control", "error": "e"},
-        {"trial": "d", "role": "control", "voided": True},
+        trial_entry(trial="c", role="control", error="e"),
+        trial_entry(trial="d", role="control", voided=True),
     ]
-    assert controls_of([*unused, {"trial": "a", "faults": [{"name": "gc"}]}]) == {}
+    assert controls_of([*unused, trial_entry(trial="a", faults=[{"name": "gc"}])]) == {}
 
 
 def test_a_control_run_that_failed_or_is_void_is_not_asked():

@@ -41,9 +41,9 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A control trial and a fault trial; the control's sinks receive nothing for half a second."""
     folder = write_run(tmp_path_factory.mktemp("runs") / "uneven", rows=4000, trials=2)
     manifest = read_manifest(folder)
-    (control,) = (e for e in manifest["trials"] if e["role"] == "control")
-    start = next(p["start_ns"] for p in control["phases"] if p["name"] == "baseline") + 3 * NS
-    history = folder / "history" / control["trial"]
+    (control,) = (e for e in manifest.trials if e.is_control)
+    start = next(p.start_ns for p in control.phases if p.name == "baseline") + 3 * NS
+    history = folder / "history" / control.trial
     rows = pq.read_table(history / "tasks.parquet").to_pylist()
     for row in rows:
         if row["role"] == "sink" and start <= row["t_ns"] < start + NS // 2:

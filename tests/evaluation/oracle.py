@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
+
+from testbed_runtime.core.trial.manifest import TrialEntry
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
@@ -294,17 +296,17 @@ timeouts on the way to it, for 500 ms, and no record was late that came after it
 class Oracle:
     """The tables of one trial in DuckDB."""
 
-    def __init__(self, history: Path, entry: Mapping[str, Any]) -> None:
+    def __init__(self, history: Path, entry: TrialEntry) -> None:
         self._duck = duckdb.connect()
         for file in history.glob("*.parquet"):
             self._duck.execute(f"create view {file.stem} as select * from read_parquet('{file}')")
         self._duck.execute("create table spans (name text, start_ns bigint, end_ns bigint)")
-        spans = [(p["name"], p["start_ns"], p["end_ns"]) for p in entry["phases"]]
+        spans = [(phase.name, phase.start_ns, phase.end_ns) for phase in entry.phases]
         self._duck.executemany("insert into spans values (?, ?, ?)", spans)
         self._duck.execute("create table edges (source text, target text)")
-        edges = [(e["from"], e["to"]) for e in entry["job"]["edges"]]
+        edges = [(edge.source, edge.target) for edge in entry.job.edges]
         self._duck.executemany("insert into edges values (?, ?)", edges)
-        timeout = entry["configuration"].get("execution.buffer-timeout.interval", "100 ms")
+        timeout = entry.configuration.get("execution.buffer-timeout.interval", "100 ms")
         self._duck.execute("create table flusher as select cast(? as interval) as timeout", [timeout])
         for statement in (PROGRESS, SUBTASKS):
             self._duck.execute(statement)

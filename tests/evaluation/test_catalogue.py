@@ -17,9 +17,11 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.evaluation import catalogue, trends, worker
 from testbed_runtime.evaluation.evaluate import evaluate
 from tests.evaluation.conftest import Evaluate
+from tests.manifests import run_manifest
 
 S = 1_000_000_000
 
@@ -47,17 +49,10 @@ def metric(trial: str, name: str, value: float | None, **more: Any) -> dict[str,
     return {**row, "bounded_by": "", "reason": "", **more}
 
 
-def manifest(run: str, started: str, *trials: str) -> dict[str, Any]:
-    entries = [
-        {"trial": t, "variant": "main", "role": "fault", "number": n, "flinkVersion": "1.12"}
-        for n, t in enumerate(trials, 1)
-    ]
-    return {
-        "run": run,
-        "started": started,
-        "scenario": {"metadata": {"name": "late-producer"}},
-        "trials": entries,
-    }
+def manifest(run: str, started: str, *trials: str) -> RunManifest:
+    entries = [{"trial": t, "number": n, "flinkVersion": "1.12"} for n, t in enumerate(trials, 1)]
+    scenario = {"metadata": {"name": "late-producer"}}
+    return run_manifest(entries, run=run, started=started, scenario=scenario)
 
 
 def outage(trial: str, *prices: Price) -> TrialRecovery:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import session, splits, tables, worker
@@ -52,8 +53,8 @@ def read_all(folder: Path) -> None:
 
 def read_trials(folder: Path) -> None:
     manifest = read_manifest(folder)
-    for entry in manifest["trials"]:
-        read_trial(folder / "history" / entry["trial"], run=manifest["run"], entry=entry)
+    for entry in manifest.trials:
+        read_trial(folder / "history" / entry.trial, run=manifest.run, entry=entry)
 
 
 def read_pieces(folder: Path) -> None:
@@ -66,9 +67,10 @@ def test_a_sealed_run_opens_with_all_its_trials(folder: Path):
     """In the order of the manifest, voided and failed ones left out."""
     manifest = read_manifest(folder)
     assert [t.trial for t in tables.open_trials(folder, manifest)] == [p.trial for p in synthetic.PLANS]
-    manifest["trials"][0]["voided"] = True
-    manifest["trials"][2]["error"] = "port in use"
-    assert [t.trial for t in tables.open_trials(folder, manifest)] == ["short-timeout-1", "long-timeout-1"]
+    first, second, third, last = manifest.trials
+    fewer = (replace(first, voided=True), second, replace(third, error="port in use"), last)
+    opened = tables.open_trials(folder, replace(manifest, trials=fewer))
+    assert [t.trial for t in opened] == ["short-timeout-1", "long-timeout-1"]
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))
@@ -109,7 +111,7 @@ def test_a_trial_that_was_never_sealed_is_reported(folder: Path):
     assert f"history/{TRIAL}/sealed.json: is truncated or damaged" in said(folder)
     sealed.unlink()
     assert f"history/{TRIAL}: is not sealed" in said(folder)
-    manifest = {**read_manifest(folder), "interrupted": True}
+    manifest = replace(read_manifest(folder), interrupted=True)
     assert TRIAL not in [t.trial for t in tables.open_trials(folder, manifest)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 
 from benchmarks.histories import write_run
 from testbed_runtime.checking.answer import trial_recovery
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.evaluation import pipeline, splits, tables
-from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.history.manifest import manifest_data, read_manifest
 from testbed_runtime.history.schema import Trial, arrow_schema
 from tests.evaluation.oracle import GOODPUT, LAG, QUANTILES, STALL, Oracle
 from tests.evaluation.rewritten import rewrite
@@ -27,7 +27,7 @@ PHASES = ("baseline", "fault", "observation", "")
 Rows = dict[tuple[str, str, float | None], dict[str, Any]]
 
 
-def judged(folder: Path) -> list[tuple[Mapping[str, Any], Oracle, Rows]]:
+def judged(folder: Path) -> list[tuple[TrialEntry, Oracle, Rows]]:
     """Return (manifest entry, oracle, metric rows) of each trial of a run."""
     trials = tables.open_trials(folder, read_manifest(folder))
     found = []
@@ -35,7 +35,7 @@ def judged(folder: Path) -> list[tuple[Mapping[str, Any], Oracle, Rows]]:
         entry = trials[piece.trial].entry
         rows = pipeline.judge_whole(piece, trials)["rows"]
         by_key = {(r["metric"], r["phase"], r["quantile"]): r for r in rows}
-        found.append((entry, Oracle(folder / "history" / entry["trial"], entry), by_key))
+        found.append((entry, Oracle(folder / "history" / entry.trial, entry), by_key))
     return found
 
 
@@ -73,7 +73,7 @@ def test_the_throughput_of_each_phase_is_the_oracles(trials: list[Any]):
         other = oracle.throughput()
         for phase in PHASES:
             value = rows["throughput.records-per-second", phase, None]["value"]
-            assert same(value, other[phase]), (entry["trial"], phase, value, other[phase])
+            assert same(value, other[phase]), (entry.trial, phase, value, other[phase])
 
 
 def test_the_latency_of_each_phase_and_quantile_is_the_oracles(trials: list[Any]):
@@ -83,7 +83,7 @@ def test_the_latency_of_each_phase_and_quantile_is_the_oracles(trials: list[Any]
         for phase in PHASES:
             for quantile in QUANTILES:
                 value = rows["latency", phase, quantile]["value"]
-                assert same(value, other.get((phase, quantile))), (entry["trial"], phase, quantile)
+                assert same(value, other.get((phase, quantile))), (entry.trial, phase, quantile)
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_the_progress_of_each_phase_is_the_oracles(trials: list[Any], metric: st
         other = oracle.by_phase(query)
         for phase in PHASES:
             value = rows[metric, phase, None]["value"]
-            assert same(value, other[phase]), (entry["trial"], phase, value, other[phase])
+            assert same(value, other[phase]), (entry.trial, phase, value, other[phase])
 
 
 def test_the_recovery_of_each_trial_is_the_oracles(trials: list[Any]):
     """The total, the downtime and the failovers of its fault, with and without a failover."""
     judged_faults = 0
     for entry, oracle, rows in trials:
-        for metric, value in oracle.recovery().items() if entry["role"] != "control" else ():
+        for metric, value in oracle.recovery().items() if not entry.is_control else ():
             mine = rows[metric, "", None]["value"]
-            assert same(mine, value), (entry["trial"], metric, mine, value)
+            assert same(mine, value), (entry.trial, metric, mine, value)
             judged_faults += 1
     assert judged_faults >= 3
 
@@ -113,7 +113,7 @@ def test_the_recovery_of_each_trial_is_the_oracles(trials: list[Any]):
 def test_the_recovery_with_long_buffer_timeouts_is_the_oracles(run_folder: Path, tmp_path: Path):
     """Lag within the buffer timeouts on the way to a sink is no backlog: with 700 ms, trials recover sooner than with 100 ms."""
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    manifest = read_manifest(folder)
+    manifest = manifest_data(folder)
     totals = []
     for timeout in ("100 ms", "700 ms"):
         for entry in manifest["trials"]:
@@ -122,7 +122,7 @@ def test_the_recovery_with_long_buffer_timeouts_is_the_oracles(run_folder: Path,
         found = [
             (rows["recovery.total", "", None]["value"], oracle)
             for entry, oracle, rows in judged(folder)
-            if entry["role"] != "control"
+            if not entry.is_control
         ]
         assert all(same(value, oracle.recovery()["recovery.total"]) for value, oracle in found)
         totals.append(sum(value for value, _ in found))
@@ -134,18 +134,16 @@ def test_the_recovery_of_subtasks_that_are_never_normal_together_is_the_oracles(
 ):
     """After the fault, one sink and then the other one receives only late records for 0.4 s of every 1.6 s, after it has missed the first one for
     0.3 s."""
-    entry = next(t for t in read_manifest(run_folder)["trials"] if t["role"] != "control")
-    folder = Path(shutil.copytree(run_folder / "history" / entry["trial"], tmp_path / "trial"))
-    healed = next(p["end_ns"] for p in entry["phases"] if p["name"] == "fault")
+    entry = next(t for t in read_manifest(run_folder).trials if not t.is_control)
+    folder = Path(shutil.copytree(run_folder / "history" / entry.trial, tmp_path / "trial"))
+    healed = next(p.end_ns for p in entry.phases if p.name == "fault")
     rows = pq.read_table(folder / "tasks.parquet").to_pylist()
     for row in rows:
         turn = row["t_ns"] // 10**8 + 8 * int(row["task"].rpartition("-")[2])
         if row["role"] == "sink" and row["t_ns"] >= healed and turn % 16 < 4:
             row["lag_ns"] = 5 * 10**8
     pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), folder / "tasks.parquet")
-    trial = Trial(
-        "run", entry["trial"], {file.stem: pq.read_table(file) for file in folder.glob("*.parquet")}
-    )
+    trial = Trial("run", entry.trial, {file.stem: pq.read_table(file) for file in folder.glob("*.parquet")})
     (found,) = trial_recovery(trial, entry).recoveries
     assert found.recovered
     assert same(found.total_s, Oracle(folder, entry).recovery()["recovery.total"])
@@ -155,7 +153,7 @@ def test_the_delivery_of_each_trial_is_the_oracles(trials: list[Any]):
     """Lost, duplicated, committed, corrupted and out of order, from the bits of the commits."""
     for entry, oracle, rows in trials:
         for name, value in oracle.delivery().items():
-            assert rows[f"delivery.{name}", "", None]["value"] == value, (entry["trial"], name)
+            assert rows[f"delivery.{name}", "", None]["value"] == value, (entry.trial, name)
         assert rows["delivery.committed", "", None]["value"] > 0
 
 

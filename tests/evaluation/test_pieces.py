@@ -22,6 +22,7 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.numbers import COUNTS_SCHEMA, NUMBERS
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.history.validation import DamagedHistory
+from tests.manifests import run_manifest, trial_entry
 
 GROUP = 300
 """Rows of a row group."""
@@ -172,7 +173,7 @@ def test_repeated_rows_of_several_pieces_are_damage_of_their_table():
     rows = [{"process": p, "boot_id": "", "rows": n, "distinct": d, "highest": 9, "repeated_in": t, "tables": []} for p, n, d, t in counts]  # fmt: skip
     assembled = Trial("r", "t", {NUMBERS: pa.Table.from_pylist(rows, COUNTS_SCHEMA)})
     with pytest.raises(DamagedHistory) as damaged:
-        splits.check_assembled(assembled, {})
+        splits.check_assembled(assembled, trial_entry())
     assert list(map(str, damaged.value.found)) == [
         "tasks.parquet, column seq: 3 rows of b are repeated", "events.parquet, column seq: 1 rows of c are repeated",
     ]  # fmt: skip
@@ -213,7 +214,7 @@ def test_a_trial_that_was_voided_or_failed_is_not_opened(
 ):
     """The others are, with what their seal says."""
     manifest = read_manifest(generated)
-    manifest["trials"][0] |= changes
+    manifest = replace(manifest, trials=(replace(manifest.trials[0], **changes),))
     found = tables.open_trials(generated, manifest)
     assert [(t.run, t.trial, t.folder, t.problems) for t in found] == [("generated", "main-1", generated / "history" / "main-1", ())][:opened]  # fmt: skip
 
@@ -221,10 +222,10 @@ def test_a_trial_that_was_voided_or_failed_is_not_opened(
 def test_the_trial_that_was_interrupted_has_no_seal(generated: Path):
     """In another run, a trial without a seal is an error."""
     manifest = read_manifest(generated)
-    manifest["trials"].append({**manifest["trials"][0], "trial": "main-2"})
+    manifest = replace(manifest, trials=(*manifest.trials, replace(manifest.trials[0], trial="main-2")))
     with pytest.raises(UserError, match=r"^history/main-2: does not exist"):
         tables.open_trials(generated, manifest)
-    found = tables.open_trials(generated, {**manifest, "interrupted": True, "run": ""})
+    found = tables.open_trials(generated, replace(manifest, interrupted=True))
     assert [(t.run, t.trial) for t in found] == [("generated", "main-1")]
 
 
@@ -273,20 +274,19 @@ def test_a_catalogue_without_a_table_says_what_to_do(tmp_path: Path):
 @pytest.mark.parametrize(
     ("manifest", "entry", "columns"),
     [
-        ({}, {}, ("", "", "", "main", "fault", 0, "")),
+        ({}, {}, ("", "", "", "main", "fault", 1, "2.x")),
         (
             {"scenario": {"metadata": {"name": "late"}}, "place": "local", "started": "2026-11-22"},
             {"variant": "short", "role": "control", "number": 3, "flinkVersion": "1.17"},
             ("late", "local", "2026-11-22", "short", "control", 3, "1.17"),
         ),
-        ({"scenario": None}, {"role": "fault", "number": "4"}, ("", "", "", "main", "fault", 4, "")),
-        ({"scenario": {"metadata": {}}}, {"role": None}, ("", "", "", "main", "fault", 0, "")),
+        ({"scenario": {"metadata": {}}}, {"number": 4}, ("", "", "", "main", "fault", 4, "2.x")),
     ],
 )
 def test_the_catalogue_names_the_trial_of_each_row(
     manifest: dict[str, Any], entry: dict[str, Any], columns: tuple[Any, ...]
 ):
     """An earlier version wrote less into its manifest."""
-    found = catalogue._trial_columns(manifest, {"variant": "main"} | entry)
+    found = catalogue._trial_columns(run_manifest(**manifest), trial_entry(entry))
     names = ("scenario", "environment", "started", "variant", "role", "number", "flink_version")
     assert found == dict(zip(names, columns, strict=True))

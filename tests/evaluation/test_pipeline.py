@@ -35,9 +35,7 @@ def judged(spark: Any, folder: Path) -> list[dict[str, Any]]:
 def direct(folder: Path) -> list[tuple[Any, Any]]:
     """Return what `checking` gives without Spark and without any reduction."""
     manifest = read_manifest(folder)
-    trials = [
-        (read_trial(folder / "history" / e["trial"], run=manifest["run"]), e) for e in manifest["trials"]
-    ]
+    trials = [(read_trial(folder / "history" / e.trial, run=manifest.run), e) for e in manifest.trials]
     return [(trial_metrics(trial, e), trial_timeseries(trial, e)) for trial, e in trials]
 
 

@@ -69,18 +69,18 @@ def test_the_noise_of_the_control_trial_reaches_the_fault_trials(uneven: Path):
     trials = tables.open_trials(uneven, read_manifest(uneven))
     known = {t.trial: t for t in trials}
     expected = with_noise(
-        [t.entry for t in trials], lambda e: read_trial(known[e["trial"]].folder, run=trials[0].run)
+        [t.entry for t in trials], lambda e: read_trial(known[e.trial].folder, run=trials[0].run)
     )
     found = splits.with_control_noise(trials)
     assert [t.entry for t in found] == expected
-    assert [t.entry["noise"] > 0.01 for t in found if t.entry["role"] != "control"] == [True]
+    assert [(t.entry.noise or 0.0) > 0.01 for t in found if not t.entry.is_control] == [True]
 
 
 def test_both_evaluators_write_the_same_results(uneven: Path, tmp_path: Path, without_spark: Evaluate):
     """Metric rows, answers, series and trace of a run with an uneven control trial."""
     first, second = (Path(shutil.copytree(uneven, tmp_path / name / uneven.name)) for name in ("a", "b"))
     without_spark(first)
-    trials = [e["trial"] for e in read_manifest(second)["trials"]]
+    trials = [e.trial for e in read_manifest(second).trials]
     asyncio.run(DirectEvaluator().evaluate(str(second), trials))
     for name in ("metrics.json", "recovery.json", "timeseries.json", "trace.json"):
         assert json.loads((first / name).read_text()) == json.loads((second / name).read_text()), name

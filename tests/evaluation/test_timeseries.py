@@ -11,6 +11,7 @@ from testbed_runtime.checking.load import CHANNELS_MAX, COLUMNS_MAX, credit_wait
 from testbed_runtime.checking.timeseries import BIN_NS, BINS_MAX, trial_timeseries
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.writer import MemoryHistory
+from tests.manifests import trial_entry
 from tests.report import synthetic
 
 
@@ -122,7 +123,7 @@ def test_a_fault_that_was_asked_and_never_seen_says_so():
 
 def test_an_empty_history_without_phases_is_one_empty_bin():
     """Nothing raises, everything is JSON."""
-    found = trial_timeseries(Trial("r", "t", {}), {"trial": "t"})
+    found = trial_timeseries(Trial("r", "t", {}), trial_entry(trial="t"))
     assert len(found["bins"]) == 1
     json.dumps(found, allow_nan=False)
 
@@ -133,7 +134,7 @@ def test_a_broken_time_stamp_cannot_cost_more_than_the_limit():
     sink = memory.sink("tm-0-1", lambda: 0)
     for t_ns in (0, 365 * 86_400 * 10**9):
         sink.append("tasks", task="sink-0", role="sink", records_in=1, t_ns=t_ns)
-    found = trial_timeseries(memory.trial(), {"trial": "t"})
+    found = trial_timeseries(memory.trial(), trial_entry(trial="t"))
     assert len(found["bins"]) == BINS_MAX
     assert found["bin_s"] == BIN_NS / 1e9
 
@@ -146,7 +147,7 @@ def test_json_that_is_none_does_no_harm():
     sink.append(
         "faults", fault="f", state="injected", kind="network.latency", targets="[", measured="3", t_ns=1
     )
-    found = trial_timeseries(memory.trial(), {"trial": "t"})
+    found = trial_timeseries(memory.trial(), trial_entry(trial="t"))
     assert found["faults"][0]["targets"] == []
 
 
@@ -155,6 +156,6 @@ def test_json_that_is_none_does_no_harm():
 )
 def test_a_failed_job_is_not_drained(state: str, name: str):
     """Its last phase is not shown as a drain with a final checkpoint."""
-    entry = {"job_state": state, "phases": [{"name": "drain", "start_ns": 1_000, "end_ns": 2_000}]}
+    entry = trial_entry(job_state=state, phases=[{"name": "drain", "start_ns": 1_000, "end_ns": 2_000}])
     series = trial_timeseries(MemoryHistory().trial(), entry)
     assert [s["name"] for s in series["spans"]] == [name]

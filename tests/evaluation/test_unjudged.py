@@ -71,7 +71,7 @@ def test_a_control_trial_whose_noise_cannot_be_computed_is_the_only_error(
     folder: Path, without_spark: Evaluate, monkeypatch: pytest.MonkeyPatch
 ):
     """The noise is computed before any trial is judged, and again with the control trial."""
-    control = next(e["trial"] for e in read_manifest(folder)["trials"] if e["role"] == "control")
+    control = next(e.trial for e in read_manifest(folder).trials if e.is_control)
     for module in (baseline, metrics):
         break_checker(monkeypatch, module, "control_noise", control)
     without_spark(folder)

@@ -20,21 +20,14 @@ from testbed_runtime.history import journal as journal_module
 from testbed_runtime.history import writer as writer_module
 from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.journal import Journal
-from testbed_runtime.history.manifest import (
-    blocking_edges,
-    edges,
-    options_of,
-    parallelism_of,
-    read_manifest,
-    tasks_of,
-    vertices,
-)
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.numbers import PARTS_SCHEMA, SPARSE, add_up, count_part
 from testbed_runtime.history.schema import TABLES, columns_of_event
 from testbed_runtime.history.sealing import seal
 from testbed_runtime.history.segments import MAX_BODY_BYTES, Segment, in_order, parse_batch, scan
 from testbed_runtime.history.waits import INT64_MAX, WaitLog
 from testbed_runtime.history.writer import CHUNK_ROWS, MemorySink, SegmentWriter
+from tests.manifests import run_manifest, trial_entry
 
 HEADER_BYTES = 21
 NUMBERED = st.lists(
@@ -360,29 +353,24 @@ JOB = {
 
 def test_the_entry_of_a_trial_describes_its_job():
     """A vertex has one subtask by default, and an edge the first partitioning."""
-    entry = {"job": JOB}
-    assert [v["name"] for v in vertices(entry)] == ["a", "b"]
-    assert parallelism_of(entry) == {"a": 2, "b": 1}
-    assert tasks_of(entry) == {"a-0", "a-1", "b-0"}
-    assert blocking_edges(entry) == JOB["edges"][:1]
-    assert list(edges(entry)) == [("a", "b", "hash"), ("b", "c", "forward")]
-    for none in ({}, {"job": None}, {"job": {"vertices": None, "edges": None}}):
-        assert (vertices(none), tasks_of(none), blocking_edges(none), list(edges(none))) == (
-            [],
-            set(),
-            [],
-            [],
-        )
+    entry = trial_entry(job=JOB)
+    assert [vertex.name for vertex in entry.job.vertices] == ["a", "b"]
+    assert entry.parallelism == {"a": 2, "b": 1}
+    assert entry.tasks == {"a-0", "a-1", "b-0"}
+    assert entry.blocking_edges == list(entry.job.edges[:1])
+    assert [(edge.source, edge.target, edge.partitioning) for edge in entry.job.edges] == [
+        ("a", "b", "hash"), ("b", "c", "forward"),
+    ]  # fmt: skip
+    none = trial_entry(job={})
+    assert (none.parallelism, none.tasks, none.blocking_edges, none.job.edges) == ({}, set(), [], ())
 
 
-@pytest.mark.parametrize(
-    ("version", "known"), [(None, LATEST), ("", LATEST), ("1.12", "1.12"), ("0.9", LATEST)]
-)
-def test_the_options_of_a_trial_are_those_of_its_version(version: str | None, known: str):
+@pytest.mark.parametrize(("version", "known"), [("", LATEST), ("1.12", "1.12"), ("0.9", LATEST)])
+def test_the_options_of_a_trial_are_those_of_its_version(version: str, known: str):
     """An unknown version counts as the newest one."""
-    found = options_of({"flinkVersion": version, "configuration": {"heartbeat.timeout": "7 s"}})
+    found = trial_entry(flinkVersion=version, configuration={"heartbeat.timeout": "7 s"}).options
     assert (found.flink_version, found.duration("heartbeat.timeout")) == (known, 7.0)
-    assert options_of({}).flink_version == LATEST
+    assert trial_entry().options.flink_version == LATEST
 
 
 MANIFEST = {
@@ -414,7 +402,9 @@ def test_the_first_damaged_field_of_a_manifest_is_named(
     """With its place and what it should be."""
     (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST | change))
     if not problem:
-        assert read_manifest(tmp_path) == MANIFEST
+        found = read_manifest(tmp_path)
+        assert found == run_manifest(MANIFEST["trials"], expectations={"main": []})
+        assert [(trial.trial, trial.tasks) for trial in found.trials] == [("main-1", {"a-0"})]
         return
     with pytest.raises(UserError) as damaged:
         read_manifest(tmp_path)

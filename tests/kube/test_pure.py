@@ -38,6 +38,7 @@ from testbed_runtime.kube.progress import RunStatus, answer_of, measured, read_r
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
 from tests.entry.pods import SPEC
+from tests.manifests import run_manifest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -182,8 +183,8 @@ def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_co
     """Taken from its metric rows."""
     fault = {"name": "kill", "backend": "supervisor", "why": "signals"}
     trials = [
-        {"trial": "a-1", "role": "fault", "voided": False, "faults": [fault]},
-        {"trial": "a-2", "role": "fault", "voided": True, "faults": [fault]},
+        {"trial": "a-1", "faults": [fault]},
+        {"trial": "a-2", "voided": True, "faults": [fault]},
     ]
 
     def row(metric: str, value: float, text: str = "") -> dict:
@@ -193,7 +194,7 @@ def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_co
         row("recovery.detect", 1.23456), row("delivery.lost", 0.0), row("delivery.duplicated", 3.0),
         row("fault.verified", 1.0, "kill"), row("fault.residue", 0.0),
     ]  # fmt: skip
-    assert measured({"trials": trials}, rows, {}) == {
+    assert measured(run_manifest(trials), rows, {}) == {
         "recovery": RecoveryResult(trial="a-1", phases={"detect": 1.235}),
         "delivery": {"lost": 0, "duplicated": 3},
         "faults": (FaultResult(**fault, verified=True, residue=""),),
@@ -217,8 +218,9 @@ def test_the_status_has_the_rounds_of_each_outage_with_their_owners():
     )  # fmt: skip
     outage = Recovery(fault="kill", effect_ns=0, end_ns=int(8.5e9), downtime_s=8.0, rounds=rounds,
                       prices=prices(s for r in rounds for s in r.segments))  # fmt: skip
-    trials = [{"trial": "a-1", "role": "fault", "voided": False, "faults": []}]
-    found = measured({"trials": trials}, [], {"a-1": TrialRecovery(trial="a-1", recoveries=(outage,))})
+    found = measured(
+        run_manifest([{"trial": "a-1"}]), [], {"a-1": TrialRecovery(trial="a-1", recoveries=(outage,))}
+    )
     report = read(RunReport, json.loads(json.dumps(to_json(RunReport(**found)))))
     [one] = report.recovery.outages
     assert (one.seconds, one.downtime_seconds, one.fault) == (8.5, 8.0, "kill")

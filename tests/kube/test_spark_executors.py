@@ -13,6 +13,7 @@ from testbed_runtime.entry.spark import history_folder, worker_environment
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
 from testbed_runtime.kube.recorder import MAX_BYTES, wanted
 from testbed_runtime.kube.spark.executors import master, pod_template
+from tests.manifests import run_manifest
 
 POD = {
     "POD_IP": "10.0.0.7",
@@ -73,7 +74,7 @@ def test_executor_pods_pass_pod_security_restricted():
 
 def test_only_sealed_tables_of_trials_that_count_are_fetched():
     """No voided trial, nothing outside `history/`, no `..`."""
-    manifest = {"trials": [{"trial": "main-1"}, {"trial": "main-2", "voided": True}, {"trial": ".."}]}
+    manifest = run_manifest([{"trial": "main-1"}, {"trial": "main-2", "voided": True}, {"trial": ".."}])
     sizes = dict.fromkeys(
         ["history/main-1/events.parquet", "history/main-1/sealed.json", "history/main-1/segments/1.arrow",
          "history/main-2/events.parquet", "history/../manifest.json", "logs/main-1/tm-0.log"], 10,

@@ -20,7 +20,7 @@ from testbed_runtime.cli.preflight import kept_checkpoints
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.trial.plan import RETENTION, RunPlan, TestbedPlan
 from testbed_runtime.faults.fanout import Agent
-from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.history.manifest import manifest_data
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.recording.sink import FLUSH_TIMEOUT_S, MAX_RETRY_S
 from testbed_runtime.kube.host import capabilities, recorder_path
@@ -144,7 +144,8 @@ class Played:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        return read_manifest(self.path)["trials"]
+        trials: list[dict[str, Any]] = manifest_data(self.path)["trials"]
+        return trials
 
 
 class Kept(DirectEvaluator):
@@ -175,7 +176,7 @@ async def test_a_fault_on_two_pods_takes_effect_in_both_and_leaves_nothing(pods,
     kept = tmp_path / "data-recorder"
     for name in ("scenario.yaml", "manifest.json", "verdict.json", "report.html", "metrics.json"):
         assert (kept / name).is_file(), name
-    assert read_manifest(kept)["trials"][0]["ended"]
+    assert manifest_data(kept)["trials"][0]["ended"]
 
 
 async def small_run(

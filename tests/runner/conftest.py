@@ -18,7 +18,7 @@ from testbed_runtime.core.faults.lease import Lease
 from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
-from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.history.manifest import manifest_data
 from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo
@@ -233,7 +233,7 @@ class ManifestEvaluator:
     async def evaluate(self, run_folder: str, trials: Any) -> list[dict[str, Any]]:
         if self.fails:
             raise HeadgateError("The Spark driver has ended before its work was done.")
-        manifest = read_manifest(Path(run_folder))
+        manifest = manifest_data(Path(run_folder))
         entries = [t for t in manifest["trials"] if t["trial"] in trials]
         if all(t["voided"] for t in entries):
             raise HeadgateError("There is no trial to evaluate: every one was voided.")

@@ -12,7 +12,7 @@ import pytest
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
-from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.history.manifest import manifest_data, read_manifest
 from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
 from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, void_open
@@ -130,8 +130,14 @@ class World:
         return True
 
     @property
+    def disk(self) -> Path:
+        """The folder of the last runner."""
+        return self.folder / f"disk-{self.runners}"
+
+    @property
     def trials(self) -> list[dict[str, Any]]:
-        return read_manifest(self.folder / f"disk-{self.runners}")["trials"]
+        trials: list[dict[str, Any]] = manifest_data(self.disk)["trials"]
+        return trials
 
 
 @pytest.fixture
@@ -296,7 +302,7 @@ def test_a_run_that_is_healed_before_its_testbed_is_there_has_nothing_to_judge(w
 
     result = run_virtual(main())
     assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
-    assert trials_to_evaluate({"trials": world.trials}) == []
+    assert trials_to_evaluate(read_manifest(world.disk)) == []
 
 
 def test_a_renewal_that_is_answered_with_healed_ends_the_run(world, document):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
+from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.ports.hosts import TrialContext
@@ -62,7 +64,7 @@ class Late(SimTestbedHost):
         return made
 
 
-def play(folder: Path, call: str, stalls: dict[str, float]) -> tuple[RunResult, list[dict[str, Any]]]:
+def play(folder: Path, call: str, stalls: dict[str, float]) -> tuple[RunResult, Sequence[TrialEntry]]:
     """The result and the manifest's trials."""
     document = yaml.safe_load(SCENARIO)
     scenario = validate(document).valid()
@@ -70,19 +72,19 @@ def play(folder: Path, call: str, stalls: dict[str, float]) -> tuple[RunResult, 
         compile_run(scenario, scenario_folder=folder), document, RunInfo("run", "simulation", ""), folder
     )
     runner = Runner(request, host=Late(folder, call, stalls), evaluator=DirectEvaluator(), progress=Silent())
-    return run_virtual(runner.run()), read_manifest(folder)["trials"]
+    return run_virtual(runner.run()), read_manifest(folder).trials
 
 
 def test_a_runner_that_does_not_renew_loses_its_fault_and_the_trial_is_repeated(tmp_path: Path):
     """After 10 s the fault ends by itself; the trial is void and is repeated under a new id, which counts."""
     result, trials = play(tmp_path, "renew", {"main-1": 9.0})
-    assert [(t["trial"], t["voided"]) for t in trials] == [("main-1", True), ("main-1-r2", False)]
-    assert "lapsed" in trials[0]["void_reason"]
+    assert [(t.trial, t.voided) for t in trials] == [("main-1", True), ("main-1-r2", False)]
+    assert "lapsed" in trials[0].void_reason
     assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
 
 
 def test_a_lapse_that_the_runner_slept_through_makes_the_run_inconclusive(tmp_path: Path):
     """It came back when the deadline had passed too, so it cannot know; the record does."""
     result, trials = play(tmp_path, "inject", {"main-1": 14.5})
-    assert [(t["trial"], t["voided"]) for t in trials] == [("main-1", False)]
+    assert [(t.trial, t.voided) for t in trials] == [("main-1", False)]
     assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Voided")
