@@ -34,6 +34,7 @@ from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.collecting import Collected
 from tests.entry.pods import CONFIGURATION, SPEC, TOKEN, Pods
 from tests.kube.unwatched import unwatched
+from tests.manifests import trial_entry
 
 pytestmark = pytest.mark.processes
 _numbers = itertools.count(151)
@@ -207,7 +208,7 @@ async def test_a_run_goes_on_from_the_checkpoint_that_an_earlier_one_kept(tmp_pa
     assert second.trials[-1]["drained"], explained(second, result)
     history = read_trial(tmp_path / "second" / "data-recorder" / "history" / "main-1")
     assert "job.restored" in {row["kind"] for row in history.rows("events")}
-    found = check_delivery(history, second.trials[-1])
+    found = check_delivery(history, trial_entry(second.trials[-1]))
     assert (found.lost, found.duplicated, found.reason) == (0, 0, "")
 
 

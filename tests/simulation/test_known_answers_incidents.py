@@ -10,6 +10,7 @@ import pytest
 from testbed_runtime.core.job.limits import BACKOFF_MAX, CONNECT_TIMEOUT
 from testbed_runtime.core.values import NS
 from testbed_runtime.report.answer import answer_lines
+from tests.manifests import trial_entry
 from tests.simulation.knownanswers import (
     ALL,
     DELAY,
@@ -79,5 +80,5 @@ def test_a_fault_without_an_outage_shows_how_close_it_came(
     assert {m.option: m.waited_s for m in found.margins}[option] == pytest.approx(waited, abs=TOLERANCE_S)
     assert any(
         f"close to its limit: {option}" in line
-        for line in answer_lines([{"trial": trial.trial}], {trial.trial: trial})
+        for line in answer_lines([trial_entry(trial=trial.trial)], {trial.trial: trial})
     )
