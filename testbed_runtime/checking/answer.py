@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -108,8 +108,7 @@ FAILED_NS = NS // 4
 """A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
 _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
 _HOLDING_UP = (*ON_THE_EXCHANGE, "rpc", "process")
-"""Groups of faults that can stop a task while the job runs. With late messages, a task that waits for barriers stops
-reading until the sources hear of the checkpoint."""
+"""Groups of faults that can stop a task while the job runs. Late messages can, because a task waits for barriers."""
 _LASTING = (Outcome.COMPLETED, Outcome.OPEN)
 """The outcomes of waits that did not end the task: they completed, or had not ended."""
 _WAITED_FOR = ("slot", "input", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")  # fmt: skip
@@ -121,7 +120,7 @@ def trial_recovery(trial: Trial, entry: TrialEntry) -> TrialRecovery:
     """Return every recovery of the trial and its first start. `entry` is its entry in manifest.json. Never raises for an
     empty or truncated history."""
     spans = windows(trial, entry)
-    effects = check_faults(trial, entry)
+    effects = sorted(check_faults(trial, entry), key=lambda e: (e.begun_ns, e.fault))
     path = _Paths(trial, entry, read_waits(trial, entry, effects, spans.end), spans)
     held = [(w.start_ns, w.end_ns) for w in path.waits if w.kind in DELAY_CATCH_UP and w.outcome in _LASTING]
     catch_up = CatchUp.read(trial, entry, spans, spans.end, held=held)
@@ -189,8 +188,8 @@ class _Paths:
         self.effects: Sequence[FaultEffect] = ()
         self.outage_fault = ""
         """The fault of the outage that is being attributed."""
-        self.awaited = frozenset[str]()
-        """The TaskManagers for which the job waits in that outage."""
+        self.awaited: Callable[[str], frozenset[str]] = lambda _: frozenset()
+        """The TaskManagers for which the job waits in that outage, or would wait without the waits for an option."""
         self.felt = waits
         """The waits without the pauses of TaskManagers that the job did not use in that outage."""
         self.hits: Sequence[Hit] = ()
@@ -201,8 +200,8 @@ class _Paths:
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
         self.outage_fault = "" if outage.fault is None else outage.fault.fault
         lost = lost_in(self.effects, self.waits, outage.effect, outage.end)
-        self.awaited = awaited_by(self.entry, lost, self.waits, outage.effect, outage.end)
-        used = self.awaited | used_in(self.trial, outage.effect, outage.end)
+        self.awaited = cache(partial(awaited_by, self.entry, lost, self.waits, (outage.effect, outage.end)))
+        used = self.awaited("") | used_in(self.trial, outage.effect, outage.end)
         self.felt = [w for w in self.waits if (name := stalled_taskmanager(w)) is None or name in used]
         shape, faults = job_shape(self.entry), _faults_of(outage)
         self.hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
@@ -568,6 +567,7 @@ class _Paths:
                 return min(expired, key=lambda w: (w.end_ns, w.start_ns, w.wait))
         near = [w for w in self.waits if end - FAILED_NS <= w.end_ns <= end + FAILED_NS // 10]
         near = [w for w in near if w.end_ns > w.start_ns and w.end_ns > start and not is_slot_request(w)]
+        near = [w for w in near if w.kind != "heartbeat" or failure.taskmanager in ("", w.who, w.what)]
         named = [w for w in near if w.kind == failure.kind and w.outcome is not Outcome.CANCELLED]
         any_kind = [w for w in near if w.kind in _FAILING]
         failed = [w for w in named or any_kind if w.outcome in (Outcome.EXPIRED, Outcome.FAILED)]

@@ -3,7 +3,7 @@ begins, and then it has to restart once more."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.lasting import PAUSE, with_slack
+from testbed_runtime.checking.pieces import is_of_option
 from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
@@ -121,12 +122,11 @@ def until_each_has_recovered(
     causes: Iterable[Cause],
     waits: Sequence[Wait],
     *,
-    awaited: Collection[str] | None,
+    awaited: Callable[[str], Collection[str]],
 ) -> tuple[Round, ...]:
     """Return the rounds with the savings of each option limited. Without the waits of that option, the job
     would still have to recover from each fault on its own, and the time for that cannot be saved. `causes`:
-    the failures of the rounds. `awaited`: the TaskManagers that the job needs in addition to those that it
-    still has; None: all that come."""
+    the failures of the rounds. `awaited`: as in `attribute`."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()
@@ -162,7 +162,7 @@ class _Alone:
         rounds: Sequence[Round],
         known: Mapping[str, Cause],
         waits: Sequence[Wait],
-        awaited: Collection[str] | None,
+        awaited: Callable[[str], Collection[str]],
     ) -> None:
         self.last = rounds[-1].segments
         self.worked = [s for r in rounds for s in r.segments if _works(s)]
@@ -178,13 +178,16 @@ class _Alone:
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         after = self._after(option, {h.fault.fault for h in hits})
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
+        lost = [len(targets_of(h.fault)) if h.fault.kind in LOSSES else 0 for h in hits]
+        spare = sum(lost) - len(self.awaited(option))
         total = until = 0
         last = ""
         ends = dict[str, int]()
-        for hit in hits:
+        for hit, fewer in zip(hits, lost, strict=True):
             begun = hit.fault.begun_ns
             down = any(begun < ends.get(v, 0) for v in hit.vertices)
-            ended, restarts = self._stopped_until(hit, option)
+            spare -= fewer
+            ended, restarts = self._stopped_until(hit, option, spared=spare >= 0)
             if restarts:
                 other = "registration" if gone and hit not in gone else ""  # only with the next JobManager
                 steps = sum(ns for kind, ns in after.items() if kind != other)
@@ -207,9 +210,9 @@ class _Alone:
                 steps[s.kind] = max(steps.get(s.kind, 0), s.end_ns - s.start_ns)
         return steps
 
-    def _stopped_until(self, hit: Hit, option: str) -> tuple[int, bool]:
-        """Return when the job can continue after this fault, and whether it has to restart. A lost process has to be noticed and replaced; a
-        pause or a cut has to end."""
+    def _stopped_until(self, hit: Hit, option: str, *, spared: bool) -> tuple[int, bool]:
+        """Return when the job can continue after this fault, and whether it has to restart. A lost process has to be noticed and, unless it is
+        `spared`, replaced; a pause or a cut has to end."""
         fault, begun = hit.fault, hit.fault.begun_ns
         ended = min(fault.ended_ns or self.end_ns, self.end_ns, hit.until_ns)
         targets = set(targets_of(fault))
@@ -231,7 +234,7 @@ class _Alone:
         elif cause is not None and first is None:
             until = cause.t_ns
         replaced = [w for w in own if w.kind == "replacement" and w.start_ns >= begun]
-        if replaced and (self.awaited is None or taskmanager_of(replaced[0]) in self.awaited):
+        if replaced and not spared and taskmanager_of(replaced[0]) in self.awaited(option):
             until = max(until, replaced[0].end_ns)
         return until, True
 
@@ -270,15 +273,19 @@ def stalled_taskmanager(wait: Wait) -> str | None:
 
 
 def awaited_by(
-    entry: TrialEntry, lost: Set[str], waits: Iterable[Wait], start_ns: int, end_ns: int
+    entry: TrialEntry, lost: Set[str], waits: Iterable[Wait], span: tuple[int, int], option: str = ""
 ) -> frozenset[str]:
-    """Return the TaskManagers for which the job waited in an outage: the first that came, until it had its slots again. It had lost those in
-    `lost`, and those that registered once more."""
-    returned: dict[str, int] = {}
+    """Return the TaskManagers for which the job waited in the span of an outage: the first that came, until it had its slots again. It had lost those in
+    `lost`, and those that registered once more. With an `option`, return those for which it would have waited if no TaskManager had waited
+    for that option."""
+    returned, sooner = dict[str, int](), set[str]()
     for wait in waits:
         name = taskmanager_of(wait)
-        returns_now = start_ns < wait.end_ns <= end_ns and is_task_manager(name)
+        returns_now = span[0] < wait.end_ns <= span[1] and is_task_manager(name)
         if returns_now and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
             returned[name] = max(returned.get(name, 0), wait.end_ns)
+            if option and is_of_option(wait) and wait.option == option:
+                sooner.add(name)
     missing = missing_taskmanagers(entry, len(lost | returned.keys()))
-    return frozenset(sorted(returned, key=lambda name: (returned[name], name))[:missing])
+    ordered = sorted(returned, key=lambda name: (name not in sooner, returned[name], name))
+    return frozenset(ordered[:missing])

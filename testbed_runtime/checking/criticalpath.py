@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -117,15 +117,15 @@ def attribute(
     last: Wait,
     detected: int,
     terminal: bool = False,
-    awaited: Collection[str] | None = None,
+    awaited: Callable[[str], Collection[str]] | None = None,
     known: bool = False,
     lasts: bool = False,
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span; the walk begins with it.
     `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
-    the span ended. `awaited`: the TaskManagers that the job needs in addition to those that it still has; None: all that come. `known`: a
-    failure began the span, so a stall after `detected` is not part of a detection. `lasts`: `last` continues after the span, and the path of
-    the next span begins with it."""
+    the span ended. `awaited`: for an option, the TaskManagers that the job would need in addition to those that it still has if no
+    wait for that option took time; None: all that come. `known`: a failure began the span, so a stall after `detected` is not part of a
+    detection. `lasts`: `last` continues after the span, and the path of the next span begins with it."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
@@ -297,21 +297,25 @@ class _Walk:
     def _in_progress(self, wait: Wait) -> Wait | None:
         """Return what this wait waited for when an event interrupted it, if that is known."""
         kinds = frozenset(_HELD_BY.get(wait.kind, ())) - _NOT_INTERRUPTED - {"fencing"}
+        kinds -= _OF_SLOTS if wait.kind == "cancellation" else frozenset()
         coming = [w for w in self.waits if w.kind in kinds and w.start_ns < self.at < w.end_ns and _caused(w)]
         return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
-    def slack(self, wait: Wait | None, awaited: Collection[str] | None) -> tuple[int, Wait] | None:
+    def slack(
+        self, wait: Wait | None, awaited: Callable[[str], Collection[str]] | None
+    ) -> tuple[int, Wait] | None:
         """Return by how much this wait, which its option ended, could be shortened before another wait takes over, and that other wait. None
         if no other wait would. Such a wait was in progress at the same time, does not depend on this wait or its option, and a later step of the
         path needed it too. `awaited`: as in `attribute`."""
         if wait is None or not is_of_option(wait):
             return None
+        needed = None if awaited is None else awaited(wait.option)
         found: dict[tuple[str, int], tuple[int, Wait]] = {}
         for at, kinds in self._joins[: self._later.get(id(wait), 0)]:
             for w in self.waits:
                 if (
                     w.kind in kinds
-                    and (w.kind in _BESIDE or is_awaited(w, awaited))
+                    and (w.kind in _BESIDE or is_awaited(w, needed))
                     and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
                     and w.start_ns < min(wait.end_ns - TIE_NS, self.end - EPSILON_NS)
                     and w.option != wait.option
@@ -438,9 +442,11 @@ class _Walk:
         during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
         if current.kind in _DETECTION and all(w.kind in _OF_SLOTS for w in during):
             during = []  # a running job does not wait for a TaskManager that comes
-        # a process was paused after another one, or lost while another one was paused
-        if (current.kind in _PAUSES or later_loss) and not during:
-            during = [w for w in around if w.who == EVERYTHING and id(w) not in self._taken]
+        if (current.kind in _PAUSES or current.who == EVERYTHING or later_loss) and not during:
+            stopped = (w for w in around if w.who == EVERYTHING or w.kind == "leadership")
+            during = [w for w in stopped if id(w) not in self._taken]
+        if any(w.kind in ("cancellation", "restart-delay") for w in during):  # before the job asks for slots
+            during = [w for w in during if w.kind not in _OF_SLOTS]
         if any(w.kind == "catch-up" for w in during):  # the job ran: no sink still had to get a record
             during = [w for w in during if (w.kind, w.outcome) != ("first-record", Outcome.CANCELLED)]
         if during:

@@ -11,7 +11,7 @@ from testbed_runtime.checking.apart import Hit, awaited_by, hits_of, lost_in, un
 from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, Outcome, Wait
 from testbed_runtime.history.waits import INT64_MAX
 from tests.checking.test_lasting import part, round_of
 from tests.checking.test_rules import NS, effect, waited
@@ -43,11 +43,11 @@ OTHER = frozenset({"other"})
 
 
 def saved(
-    option: str, hits: list[Hit], waits: list[Wait], *, awaited: tuple[str, ...] | None = (), last: str = ""
+    option: str, hits: list[Hit], waits: list[Wait], *, awaited: tuple[str, ...] = (), last: str = ""
 ) -> float:
     """A wait for this option from 0 to 10 s, and 1 s for slots: what can be saved, in seconds, before the recovery from the `last` fault."""
     own, slots = part(0, 10, "restart-delay", option=option), part(10, 11, "slot", option="")
-    (found,) = until_each_has_recovered([round_of(own, slots)], hits, [], waits, awaited=awaited)
+    (found,) = until_each_has_recovered([round_of(own, slots)], hits, [], waits, awaited=lambda _: awaited)
     first, second = found.segments
     assert second == slots
     last = last or hits[-1].fault.fault
@@ -127,15 +127,15 @@ def test_a_pause_that_a_lower_timeout_would_end_costs_it_nothing(option: str, ex
 @pytest.mark.parametrize(
     ("option", "awaited", "since", "expected"),
     [
-        (DELAY, None, 0, 11 - (6 + 1)),
         (DELAY, ("tm-1",), 0, 11 - (6 + 1)),
         (DELAY, ("tm-2",), 0, 11 - (2 + 1)),
-        (DELAY, None, -1, 11 - (2 + 1)),  # of a process before
-        (REPLACED, None, 0, 11 - 1),
+        (DELAY, (), 0, 11 - (2 + 1)),
+        (DELAY, ("tm-1",), -1, 11 - (2 + 1)),  # of a process before
+        (REPLACED, ("tm-1",), 0, 11 - 1),
     ],
 )
 def test_a_replacement_is_waited_for_without_spare_slots(
-    option: str, awaited: tuple[str, ...] | None, since: float, expected: float
+    option: str, awaited: tuple[str, ...], since: float, expected: float
 ):
     """It comes 6 s after the loss. If its own delay is shorter, it shows the loss."""
     coming = waited("replacement", since, 6, what="tm-1-2", option=REPLACED, outcome=Outcome.FIRED)
@@ -167,7 +167,20 @@ def test_a_job_waits_for_the_first_taskmanagers_that_complete_its_slots(
         waited("start", -2, -1, what="tm-8-1"),
         waited("start", 1, 2, what="jobmanager-2"),
     ]
-    assert awaited_by(entry, gone, waits, 0, 10 * NS) == expected
+    assert awaited_by(entry, gone, waits, (0, 10 * NS)) == expected
+
+
+def test_without_the_waits_for_an_option_a_job_waits_for_fewer_taskmanagers():
+    """The job needs the slots of two of three. One returned first, while the others still waited for the timeout."""
+    entry = {"job": {"vertices": [{"parallelism": 2}], "taskManagers": {"replicas": 3, "slots": 1}}}
+    pause = waited("stalled", 0, 5, who=EVERYTHING, what="tm-1")
+    option, expired = "heartbeat.timeout", Outcome.EXPIRED
+    waits = [
+        waited("registration", 1, 6, what="ResourceManager", who=tm, option=option, outcome=expired)
+        for tm in ("tm-0-1", "tm-2-1")
+    ]
+    assert awaited_by(entry, {"tm-1"}, [pause, *waits], (0, 10 * NS)) == {"tm-1", "tm-0"}
+    assert awaited_by(entry, {"tm-1"}, [pause, *waits], (0, 10 * NS), option) == {"tm-0", "tm-2"}
 
 
 @pytest.mark.parametrize(
@@ -193,17 +206,21 @@ def test_a_taskmanager_that_was_replaced_before_an_outage_is_not_lost_in_it(
 
 def test_each_replacement_leaves_the_steps_of_a_restart():
     """They take 1 s, whenever it comes."""
-    assert (
-        saved(REPLACED, [ONE, hit("two", "process.kill", 5, 6, "tm-2")], [NOTICED, SECOND], awaited=None)
-        == 11 - 2
-    )
+    assert saved(REPLACED, [ONE, hit("two", "process.kill", 5, 6, "tm-2")], [NOTICED, SECOND]) == 11 - 2
+
+
+def test_the_first_of_two_losses_takes_the_spare_taskmanager():
+    """Only the second one waits for a TaskManager that comes, even if that is the replacement of the first one."""
+    coming = waited("replacement", 0, 4, what="tm-1-2", option=REPLACED, outcome=Outcome.FIRED)
+    hits = [ONE, hit("two", "process.kill", 5, 6, "tm-2")]
+    assert saved(DELAY, hits, [NOTICED, SECOND, coming], awaited=("tm-1",)) == 11 - (2 + 1) - (2 + 1)
 
 
 def test_taskmanagers_register_again_only_with_the_next_jobmanager():
     """They took 1 s for that, which the recovery from the first loss does not need."""
     own, step = part(0, 10, "restart-delay", option=DELAY), part(10, 11, "registration", option="")
     hits = [ONE, hit("two", "jobmanager.kill", 5, 8, "jobmanager")]
-    (found,) = until_each_has_recovered([round_of(own, step)], hits, [], [NOTICED], awaited=())
+    (found,) = until_each_has_recovered([round_of(own, step)], hits, [], [NOTICED], awaited=lambda _: ())
     assert found.segments[0].slack_ns == (11 - 2 - (3 + 1)) * NS
 
 
@@ -211,7 +228,7 @@ def test_the_next_jobmanager_recovers_a_job_without_a_delay():
     """It is back after 1 s, and the restart delay before took 3 s."""
     rounds = [round_of(part(0, 10, "heartbeat", option=TIMEOUT), part(10, 11, "slot", option=""))]
     hits = [ONE, hit("two", "jobmanager.kill", 5, 6, "jobmanager")]
-    (found,) = until_each_has_recovered(rounds, hits, [], [NOTICED, delayed(3)], awaited=())
+    (found,) = until_each_has_recovered(rounds, hits, [], [NOTICED, delayed(3)], awaited=lambda _: ())
     assert found.segments[0].slack_ns == (11 - (3 + 1) - (1 + 1)) * NS
 
 
@@ -220,7 +237,11 @@ def test_work_during_a_pause_does_not_count():
     worked = part(4, 12, "catch-up", option="")
     pause = hit("two", "process.pause", 5, 8, "tm-2")
     (found,) = until_each_has_recovered(
-        [round_of(part(0, 4, "restart-delay", option=DELAY), worked)], [ONE, pause], [], [NOTICED], awaited=()
+        [round_of(part(0, 4, "restart-delay", option=DELAY), worked)],
+        [ONE, pause],
+        [],
+        [NOTICED],
+        awaited=lambda _: (),
     )
     assert found.segments[0].slack_ns == (4 - 2) * NS
 
@@ -229,7 +250,7 @@ def test_a_step_of_the_failure_before_does_not_count():
     """The last round begins with the rest of the deployment that failed, for 1 s. Its own one takes 6 s."""
     rest, own = part(10, 11, "deployment", option=""), part(11, 17, "deployment", option="")
     rounds = [round_of(part(0, 10, "restart-delay", option=DELAY)), round_of(rest, own)]
-    (first, _) = until_each_has_recovered(rounds, [ONE], [], [NOTICED], awaited=())
+    (first, _) = until_each_has_recovered(rounds, [ONE], [], [NOTICED], awaited=lambda _: ())
     assert first.segments[0].slack_ns == (17 - 2 - 6) * NS
 
 
@@ -240,7 +261,7 @@ def test_a_step_that_expired_may_belong_to_one_fault(outcome: str, expected: flo
         part(0, 9, "restart-delay", option=DELAY),
         part(9, 10, "registration", option="o", outcome=outcome),
     )
-    (found,) = until_each_has_recovered([round_of(own, step)], [ONE], [], [NOTICED], awaited=())
+    (found,) = until_each_has_recovered([round_of(own, step)], [ONE], [], [NOTICED], awaited=lambda _: ())
     assert found.segments[0].slack_ns == expected * NS
 
 
@@ -248,7 +269,9 @@ def test_a_step_that_expired_may_belong_to_one_fault(outcome: str, expected: flo
 def test_a_limit_is_no_more_exact_than_a_quarter_of_a_second(noticed: float, *, limited: bool):
     """Nothing but the loss is left of the wait."""
     own = part(0, 3, "restart-delay", option=DELAY)
-    (found,) = until_each_has_recovered([round_of(own)], [ONE], [], [lost("tm-1", 0, noticed)], awaited=())
+    (found,) = until_each_has_recovered(
+        [round_of(own)], [ONE], [], [lost("tm-1", 0, noticed)], awaited=lambda _: ()
+    )
     assert (found.segments[0].slack_ns >= 0) is limited
 
 
@@ -259,7 +282,7 @@ def test_a_loss_that_only_a_failure_shows_was_noticed_with_it():
     rounds = [round_of(own, slots)]
     for waits, expected in (([], 12 - 5), ([NOTICED], 12 - 4), ([replace(NOTICED, option=DELAY)], -1)):
         (found,) = until_each_has_recovered(
-            rounds, [ONE], [failed, replace(failed, t_ns=9 * NS)], waits, awaited=()
+            rounds, [ONE], [failed, replace(failed, t_ns=9 * NS)], waits, awaited=lambda _: ()
         )
         assert found.segments[0].slack_ns == (expected * NS if expected >= 0 else -1)
 
@@ -279,7 +302,9 @@ def test_what_is_left_belongs_to_the_last_waits_of_an_option():
         rounds[0].segments[0], replace(rounds[0].segments[1], option=KNOWN, outcome="expired")
     )
     found = segments_of(
-        until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=())
+        until_each_has_recovered(
+            rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=lambda _: ()
+        )
     )
     assert [s.slack_ns / NS if s.slack_ns >= 0 else -1 for s in found] == [1, -1, 1, -1, -1, -1]
 
@@ -291,21 +316,23 @@ def test_a_wait_that_saves_nothing_leaves_the_rest_to_those_before_it():
     """3 s remain of 7 s."""
     rounds = [round_of(part(0, 5, "heartbeat", option="a"), part(5, 7, "heartbeat", option="a", slack_ns=0))]
     pause = hit("one", "process.pause", 0, 3, "tm-1")
-    found = segments_of(until_each_has_recovered(rounds, [pause], [], [], awaited=()))
+    found = segments_of(until_each_has_recovered(rounds, [pause], [], [], awaited=lambda _: ()))
     assert [s.slack_ns / NS for s in found] == [4, 0]
 
 
 def test_a_catch_up_that_waits_for_a_fault_counts():
     """Its length does not depend on the seconds before."""
     rounds = [round_of(part(0, 4, "heartbeat", option="a"), part(4, 8, "catch-up", option="", fault="f"))]
-    found = until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=())
+    found = until_each_has_recovered(
+        rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=lambda _: ()
+    )
     assert segments_of(found)[0].slack_ns == NS
 
 
 def test_nothing_is_known_without_a_fault_on_a_process():
     """There is no recovery of its own to compare with."""
     rounds = (round_of(part(0, 4, "heartbeat", option="a")),)
-    assert until_each_has_recovered(rounds, [], [], [], awaited=()) == rounds
+    assert until_each_has_recovered(rounds, [], [], [], awaited=lambda _: ()) == rounds
 
 
 def test_the_parts_of_a_job_that_a_fault_stops(history: Any):

@@ -13,6 +13,7 @@ from testbed_runtime.core.judgement.recovery import TrialRecovery
 from tests.simulation.knownanswers import (
     ALL,
     DELAY,
+    EXPONENTIAL,
     FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
@@ -94,6 +95,17 @@ CASES = [
         "killed-behind-a-cut",
         [fault("cut", "12 s", TM_2, plane="both", network={"partition": {}}), fault("kill", "1 s", TM_2, at="10 ms", **KILL)],
         HEARTBEAT, 5 - 0.1, options=QUICK,
+    ),
+    Case(  # tm-3 is lost in the second delay, 0.1 s before it ends and the count's producers refuse its requests again
+        "refused-just-after-another-loss",
+        [
+            fault("half", "4 s", {"taskManagers": {"running": "count", "mode": "one"}}, network={"halfOpen": {}}),
+            fault("kill", "1 s", {"taskManagers": {"names": ["tm-3"]}}, at="1500 ms", **KILL),
+        ],
+        f"{EXPONENTIAL}.initial-backoff", 1 + 1.5 + 2.25, rounds=3, failovers=3, version="1.19", observation="7 s",
+        managers={"replicas": 6}, options={
+            "heartbeat.interval": "500 ms", HEARTBEAT: "8 s", "restart-strategy.type": "exponential-delay", f"{EXPONENTIAL}.jitter-factor": "0",
+        },
     ),
 ]  # fmt: skip
 
@@ -222,3 +234,25 @@ def test_a_shorter_detection_saves_until_slots_are_requested_although_a_spare_ta
     assert found["5 s"].downtime_s is not None
     assert found["3 s"].downtime_s is not None
     assert found["5 s"].downtime_s - found["3 s"].downtime_s == pytest.approx(2.0, abs=TOLERANCE_S)
+
+
+def test_the_order_of_the_faults_in_the_document_changes_no_answer(tmp_path: Path):
+    """Two faults slow the store down. The one that began later delays the restore."""
+    faults = [
+        fault("jm", "6 s", JOBMANAGER, store={"slow": {"delay": "500 ms"}}),
+        fault("tm", "5 s", ALL, at="1 s", store={"slow": {"delay": "3 s"}}),
+    ]
+    options = {
+        **QUICK, "execution.checkpointing.timeout": "1 s", "execution.checkpointing.tolerable-failed-checkpoints": "1",
+    }  # fmt: skip
+    cases = [
+        Case(name, order, "", 0.0, version="1.13", options=options, observation="7 s")
+        for name, order in (("one", faults), ("other", faults[::-1]))
+    ]
+    found = []
+    for case in cases:
+        (tmp_path / case.name).mkdir()
+        trial, _ = answer(case, tmp_path / case.name)
+        found.append(trial.recoveries)
+    assert found[0] == found[1]
+    assert {p.fault for r in found[0] for p in r.prices} - {""} == {"tm"}
