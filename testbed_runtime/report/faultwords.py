@@ -13,7 +13,15 @@ from testbed_runtime.report import words
 
 SHOWN_PATHS = 2
 """Maximum probed paths that are shown one by one. The others are only counted."""
-_STATES = {"T": "stopped", "gone": "gone", "Z": "gone", "R": "running", "S": "running", "D": "running", "X": "ending"}
+_STATES = {
+    "T": "stopped",
+    "gone": "gone",
+    "Z": "gone",
+    "R": "running",
+    "S": "running",
+    "D": "running",
+    "X": "ending",
+}
 _DIRECTIONS = {"to": " towards it", "from": " away from it", "both": ""}
 _IN_ONE_DIRECTION = {"in each direction": "one way"}
 """Words of a choice for a fault that names both directions, and the words for a fault that names one."""

@@ -204,7 +204,9 @@ def test_a_taskmanager_that_misses_the_jobmanager_is_delayed_by_no_fault_on_anot
     slow = replace(
         effect("rpc.delay", (1, 9), targets=targets), injected_ns=history.at(1), ended_ns=history.at(9)
     )
-    (found,) = [w for w in read_waits(built.trial(), trial_entry(), [slow], history.at(20)) if w.who == "tm-0-1"]
+    (found,) = [
+        w for w in read_waits(built.trial(), trial_entry(), [slow], history.at(20)) if w.who == "tm-0-1"
+    ]
     assert bool(found.fault) is blamed
 
 

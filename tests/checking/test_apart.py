@@ -172,7 +172,9 @@ def test_a_job_waits_for_the_first_taskmanagers_that_complete_its_slots(
 
 def test_without_the_waits_for_an_option_a_job_waits_for_fewer_taskmanagers():
     """The job needs the slots of two of three. One returned first, while the others still waited for the timeout."""
-    entry = {"job": {"vertices": [{"parallelism": 2}], "taskManagers": {"replicas": 3, "slots": 1}}}
+    entry = trial_entry(
+        {"job": {"vertices": [{"parallelism": 2}], "taskManagers": {"replicas": 3, "slots": 1}}}
+    )
     pause = waited("stalled", 0, 5, who=EVERYTHING, what="tm-1")
     option, expired = "heartbeat.timeout", Outcome.EXPIRED
     waits = [
