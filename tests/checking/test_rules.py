@@ -158,10 +158,8 @@ def test_a_fault_is_what_its_rows_say(history: Any):
             "supervisor", "faults", t, fault=name, state=state, targets=targets, kind="k", text=f"{state}"
         )
     trial = built.trial()
-    found = {
-        e.fault: e
-        for e in check_faults(trial, trial_entry({"faults": [{"name": "asked"}, {"name": "kill"}]}))
-    }
+    planned = trial_entry({"faults": [{"name": "asked"}, {"name": "kill"}]})
+    found = {e.fault: e for e in check_faults(trial, planned)}
     assert list(found) == ["asked", "kill", "half", "later", "void"]
     assert {n: (e.verified, e.residue, e.voided, e.reason) for n, e in found.items()} == {
         "asked": (False, None, False, "FaultNotVerified"),
@@ -177,9 +175,7 @@ def test_a_fault_is_what_its_rows_say(history: Any):
         "injected; verified; ended; clean",
     )
     assert (found["asked"].begun_ns, found["later"].ended_ns) == (0, None)
-    assert [
-        e.fault for e in check_faults(trial, trial_entry({"role": "control", "faults": [{"name": "asked"}]}))
-    ] == list(found)[1:]
+    assert [e.fault for e in check_faults(trial, replace(planned, role="control"))] == list(found)[1:]
     clean, unknown, left = found["kill"], found["asked"], found["half"]
     assert residue_of([clean]) == (0, "")
     assert residue_of([clean, left, left]) == (2, "")
