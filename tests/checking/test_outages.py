@@ -19,7 +19,6 @@ from testbed_runtime.checking.rounds import (
     outages_of,
     start_of,
 )
-from testbed_runtime.core.job.causes import RECOVERED
 
 NS = 1_000_000_000
 START = 1000
@@ -583,18 +582,6 @@ def test_a_fault_that_fails_a_job_again_begins_with_what_it_fails(
     built.wait(failed, "ResourceManager", "tm-5-1", (12, 14.5), outcome="expired")
     found = outages_of(built.trial(), [fault("a", 8, ended, kind)], behind(((8, 14), (18, 20))), at(END))
     assert [brief(o)[1:3] for o in found][1:] == [(effect, 20)]
-
-
-@pytest.mark.parametrize(("kind", "ended", "begun"), [("jobmanager.kill", 18, 15), ("jobmanager.kill", 11, 18), ("frames.drop", 18, 18)])  # fmt: skip
-def test_a_job_that_tolerated_the_loss_of_its_jobmanager_for_a_while_is_down_when_it_falls_behind(
-    history: Any, kind: str, ended: float, begun: float
-):
-    """The job had recovered at 12 s, as far as its lag shows, and the next JobManager recovers it at 18 s."""
-    built = record(history, {9: "lost"}, (0.5, 10, 19))
-    built.event("failover.started", "2", 18.0, text="lost", data={"cause_class": RECOVERED})
-    effects = [fault("jm", 8.5, ended, kind, "jobmanager")]
-    found = outages_of(built.trial(), effects, behind(((8, 12), (15, 20))), at(END))
-    assert [brief(o)[1:3] for o in found] == [(8.5, 12), (begun, 20)]
 
 
 @pytest.mark.parametrize(("timed_out", "begun"), [(True, 15), (False, 18)])

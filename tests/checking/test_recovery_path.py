@@ -149,31 +149,6 @@ def test_slots_are_put_off_by_two_options_before_and_after_a_taskmanager_registe
     assert "slot-request" not in [kind for kind, _ in path(started, 7.07)], "the process came after it"
 
 
-@pytest.mark.parametrize("kind", ["cancellation", "restart-delay"])
-def test_a_restart_that_the_end_of_the_jobmanager_cut_short_had_not_waited_for_a_taskmanager_yet(kind: str):
-    """A replacement that had begun before was needed only for the slots. The next JobManager records the end."""
-    cut_off = wait(kind, 0.001, 5, Outcome.CANCELLED)
-    coming = wait("replacement", 0, 4, Outcome.FIRED, what="tm-1", option="replaceLost", who="supervisor")
-    killed = wait("jobmanager", 2, 5, who=EVERYTHING, what="jobmanager", cause="killed")
-    found = path([cut_off, coming, killed, wait("registration", 5, 6, who="tm-0-1")], 6)
-    assert [name for name, seconds in found if seconds > 0.1] == [kind, "jobmanager", "registration"]
-
-
-@pytest.mark.parametrize(
-    ("before", "owner"),
-    [
-        (wait("stalled", 0, 7, who=EVERYTHING, what="tm-1"), "stalled"),
-        (wait("leadership", 0, 4, Outcome.FIRED, option="lease-duration"), "leadership"),
-    ],
-)
-def test_a_jobmanager_was_stopped_while_the_job_waited_for_another_process_or_for_a_leader(
-    before: Wait, owner: str
-):
-    """That wait may also end during the stop."""
-    stopped = wait("jobmanager", 3, 8, who=EVERYTHING, what="jobmanager", cause="paused")
-    assert path([before, stopped], 8) == [(owner, 3.0), ("jobmanager", 5.0)]
-
-
 def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager():
     """It would have been deployed to the others. A job that misses slots waits for those that come first."""
     waits = [
