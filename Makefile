@@ -69,7 +69,7 @@ bench: setup ## the ratios of speed, each against its own limit in the same run 
 	@$(BIN)/python benchmarks/bench.py
 
 docs: setup ## write the reference pages of docs/ and the CustomResourceDefinitions from the code
-	@$(BIN)/python tools/generate_docs.py && $(BIN)/python tools/generate_crds.py
+	@$(BIN)/python -m tools.generate_docs && $(BIN)/python -m tools.generate_crds
 
 cluster: setup ## a real Kubernetes for tests: the one of KUBECONFIG, kind's, or one built here (docs/local-cluster.md); NODES=2
 	@$(BIN)/python -m tools.cluster up $(if $(NODES),--nodes $(NODES))

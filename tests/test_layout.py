@@ -62,7 +62,9 @@ def test_a_file_names_the_markers_of_its_tests():
     """`make test` collects only the files that name a marker of the stage, and all of tests/e2e."""
     marker = re.compile(r"mark\.(virtual|processes|spark|scenario)\b")
     shared = [p for p in (ROOT / "tests").rglob("*.py") if not p.name.startswith("test_")]
-    assert {p.parent.name for p in shared if marker.search(p.read_text())} == {"e2e"}
+    named = [p for p in shared if marker.search(p.read_text())]
+    assert {p.parent.name for p in named} == {"e2e"}
+    assert not [p for p in named if "mark.virtual" in p.read_text()]
 
 
 def test_every_shipped_scenario_has_its_end_to_end_test():

@@ -189,7 +189,7 @@ class Edge(Part):
     partitioning: Literal["hash", "rebalance", "forward", "broadcast"] = "hash"
     """`hash` by key, `rebalance` round robin, `forward` one to one (equal parallelism), `broadcast` to every subtask."""
     result: Literal["pipelined", "pipelined-bounded", "blocking"] = "pipelined-bounded"
-    """`pipelined-bounded` limits the buffers of the result, `pipelined` does not. `blocking` is written to a file of the producer's TaskManager and read when it is complete, again after a failure of the consumer."""
+    """`pipelined-bounded` limits the buffers of the result, `pipelined` only those of each channel. `blocking` is written to a file of the producer's TaskManager and read when it is complete, again after a failure of the consumer."""
     deployment: Literal["eager", "on-first-record", "on-full-result"] = "eager"
     """When the consumer is deployed: `eager` with its producers, `on-first-record` when a producer has written its first record, `on-full-result` when it has finished (for blocking results only)."""
     feedback: bool = False

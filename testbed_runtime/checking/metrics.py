@@ -1,7 +1,7 @@
 """Compute every metric of a trial. Spark, the simulator and the tuner call the same two pure functions:
 
 rows = trial_metrics(trial, entry)                       for each trial, in any order
-rows += control_metrics(rows, manifest["trials"])        then once per run: comparisons with the control trial
+rows += control_metrics(rows, manifest.trials)           then once per run: comparisons with the control trial
 """
 
 from __future__ import annotations

@@ -261,7 +261,11 @@ def _settings(manifest: RunManifest, shown: Mapping[str, str]) -> Iterable[tuple
         head, first = (f"{called}: " if called else ""), own[0]
         yield f"{head}flinkVersion", first.flink_version
         yield from _flat(head, first.configuration)
-        yield from _flat(f"{head}job", to_builtins(first.job))
+        vertices = [
+            {key: value for key, value in vertex.items() if value not in (None, "", 0)}
+            for vertex in to_builtins(first.job.vertices)
+        ]
+        yield from _flat(f"{head}job", {**to_builtins(first.job), "vertices": vertices})
         drawn = len({tuple(fault.at_s for fault in entry.faults) for entry in own}) > 1
         named = ("name", "kind", *(() if drawn else ("at_s",)), "duration_s", "params")
         yield from _flat(f"{head}faults", [{k: f[k] for k in named} for f in map(to_builtins, first.faults)])

@@ -31,6 +31,7 @@ from testbed_runtime.timeouts import Timer, cancel_all, timeout
 PREPARE_LIMIT_S = 4.0
 """Limit of the measurement before the fault: a path that does not answer must not delay the run."""
 CONCLUDE_LIMIT_S = 2.0
+"""Limit of the measurement of an effect after the fault has ended."""
 CHECK_LIMIT_S = 10.0
 """Limit of ending a fault and of the measurement after it, a restart of the JobManager included."""
 MAX_JOURNAL = 10_000

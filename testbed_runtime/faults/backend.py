@@ -128,7 +128,7 @@ class Backend(Protocol):
         """Begin the fault and return the time (of the loop). Raises HeadgateError; the agent then calls `remove`, which undoes a partial start."""
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
-        """Measure the effect until it is certain. Once `stop` is set, return what is known at once."""
+        """Measure the effect until it is certain. Once `stop` is set, return what is known at once, or within a second."""
 
     async def remove(self, request: FaultRequest) -> None:
         """End the fault. Harmless when it already ended or never began."""

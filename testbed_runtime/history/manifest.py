@@ -66,8 +66,9 @@ def manifest_of(data: Mapping[str, Any]) -> RunManifest:
 
 
 def _runs_in(folder: Path) -> str:
-    """Say which folder to name instead of one that is no run. Runs of seeds are two levels deeper."""
-    inside = sorted(
-        path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST}")
+    """Say which folder to name instead of one that is no run. Runs of seeds are one or two levels deeper."""
+    depths = (sorted(folder.glob(f"{depth}/{MANIFEST}")) for depth in ("*", "*/*", "*/*/*"))
+    inside = next(filter(None, depths), [])
+    return (
+        f"name a run in it, such as {inside[-1].parent}" if inside else "name a folder under headgate-runs/"
     )
-    return f"name a run in it, such as {inside[-1]}" if inside else "name a folder under headgate-runs/"

@@ -34,7 +34,7 @@ def build(
     comparison: Mapping[str, Any] | None = None,
 ) -> RunView:
     """Build the view. `recoveries` and `comparison` are the files of those names, if the run has them. Missing parts are tolerated, so that an interrupted run still gets a page."""
-    spec = manifest.scenario.get("spec") or {}
+    spec = manifest.scenario.spec
     entries = manifest.trials
     series = {s["trial"]: s for s in timeseries.get("trials") or ()}
     rows = grouped((row["trial"], row) for row in metrics)

@@ -15,7 +15,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.trial.manifest import RunManifest
+from testbed_runtime.core.trial.manifest import RunManifest, ScenarioEntry
 from testbed_runtime.files import read_document, read_json, write_whole
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.build import build
@@ -72,9 +72,9 @@ def write_summary(
 def _refused(name: str, why: str) -> RunView:
     text = "the scenario can run in this environment"
     judged = {"text": text, "verdict": "Error", "measured": why, "variant": "", "trial": "", "implied": True}
-    document = {"metadata": {"name": name}}
+    scenario = ScenarioEntry(metadata={"name": name})
     verdict = {"verdict": "Error", "summary": why, "expectations": [judged]}
-    return build(RunManifest(run="", expectations={}, scenario=document), [], {}, verdict)
+    return build(RunManifest(run="", expectations={}, scenario=scenario), [], {}, verdict)
 
 
 def _read(run: Path) -> RunView:

@@ -14,13 +14,20 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field, to_builtins
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.trial.manifest import RunManifest
+from testbed_runtime.core.trial.manifest import (
+    EdgeEntry,
+    FaultEntry,
+    JobEntry,
+    RunManifest,
+    TaskManagersEntry,
+    VertexEntry,
+)
 from testbed_runtime.core.trial.plan import CONTROL, NEVER, RunPlan, TestbedPlan, TrialPlan
 from testbed_runtime.files import write_whole
 from testbed_runtime.history.manifest import (
@@ -135,7 +142,7 @@ class Manifest:
             "stop_refused": "",
             "job_state": "",
             "cause": "",
-            "job": job_entry(plan.testbed),
+            "job": to_builtins(job_entry(plan.testbed)),
             "error": "",
             "residue": {},
             "ended": False,
@@ -178,7 +185,8 @@ def expectation_entry(item: Expectation) -> dict[str, Any]:
 
 def fault_entry(fault: Fault) -> dict[str, Any]:
     """Return a fault as planned; targets, backend and why are filled in when it is injected."""
-    return {**to_builtins(fault), "targets": [], "backend": "", "why": ""}
+    entry: dict[str, Any] = to_builtins(FaultEntry(**asdict(fault)))
+    return entry
 
 
 def note_handle(entry: dict[str, Any], handle: FaultHandle, targets: tuple[str, ...]) -> None:
@@ -189,20 +197,11 @@ def note_handle(entry: dict[str, Any], handle: FaultHandle, targets: tuple[str, 
     fault.update(targets=list(handle.targets or targets), backend=handle.backend, why=handle.why)
 
 
-def job_entry(testbed: TestbedPlan) -> dict[str, Any]:
+def job_entry(testbed: TestbedPlan) -> JobEntry:
     """Return the job graph for the evaluation: vertices with their role and rate, edges, and the available slots."""
-    return {
-        "vertices": [_vertex_entry(v) for v in testbed.job.vertices],
-        "edges": [
-            {"from": e.source, "to": e.target, "partitioning": e.partitioning, "result": e.result}
-            for e in testbed.job.edges
-        ],
-        "taskManagers": {
-            "replicas": testbed.replicas,
-            "slots": testbed.slots,
-            "replaceLost": _replace_lost(testbed.replace_lost_s),
-        },
-    }
+    edges = (EdgeEntry(e.source, e.target, e.partitioning, e.result) for e in testbed.job.edges)
+    managers = TaskManagersEntry(testbed.replicas, testbed.slots, _replace_lost(testbed.replace_lost_s))
+    return JobEntry(tuple(map(_vertex_entry, testbed.job.vertices)), tuple(edges), managers)
 
 
 def _replace_lost(after_s: float | None) -> str:
@@ -212,29 +211,22 @@ def _replace_lost(after_s: float | None) -> str:
     return f"{after_s:g} s" if after_s.is_integer() else f"{after_s * 1e3:g} ms"
 
 
-def _vertex_entry(vertex: JobVertex) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": vertex.name,
-        "parallelism": vertex.parallelism,
-        "slotSharingGroup": vertex.slot_sharing_group,
-    }
-    if vertex.source:
-        entry |= {
-            "role": "source",
-            "kind": vertex.source.kind,
-            "recordsPerSecond": vertex.source.records_per_second,
-            "recordBytes": vertex.source.record_bytes,
-            "limit": vertex.source.limit,
-        }
-    elif vertex.sink:
-        entry |= {"role": "sink", "kind": vertex.sink.kind, "delivery": vertex.sink.delivery}
-    elif vertex.operator:
-        entry |= {"role": "operator", "kind": vertex.operator.kind}
-    elif vertex.iteration:
-        entry |= {"role": "operator", "kind": "iteration"}
-    elif vertex.synchronizes:
-        entry |= {"role": "operator", "kind": "synchronization"}
-    return entry
+def _vertex_entry(vertex: JobVertex) -> VertexEntry:
+    entry = VertexEntry(vertex.name, vertex.parallelism, vertex.slot_sharing_group)
+    if source := vertex.source:
+        return replace(
+            entry,
+            role="source",
+            kind=source.kind,
+            records_per_second=source.records_per_second,
+            record_bytes=source.record_bytes,
+            limit=source.limit,
+        )
+    if vertex.sink:
+        return replace(entry, role="sink", kind=vertex.sink.kind, delivery=vertex.sink.delivery)
+    kind = vertex.operator.kind if vertex.operator else "iteration" if vertex.iteration else ""
+    kind = kind or ("synchronization" if vertex.synchronizes else "")
+    return replace(entry, role="operator", kind=kind) if kind else entry
 
 
 def indented(data: Any) -> str:

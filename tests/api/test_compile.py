@@ -13,6 +13,7 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.trial.manifest import TaskManagersEntry
 from testbed_runtime.core.trial.timeline import Windows
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.conclude import expectations_of
@@ -77,10 +78,10 @@ def test_a_lost_taskmanager_is_replaced_after_seconds_or_never(tmp_path):
     """`replaceLost` is a number in the plan, and a text again in the manifest."""
     testbed = compiled(tmp_path, variants=["short"]).trials[0].testbed
     assert (testbed.slots, testbed.replace_lost_s) == (2, 0.5)
-    assert job_entry(testbed)["taskManagers"] == {"replicas": 3, "slots": 2, "replaceLost": "500 ms"}
+    assert job_entry(testbed).task_managers == TaskManagersEntry(3, 2, "500 ms")
     never = compiled(tmp_path, variants=["long"]).trials[0].testbed
     assert (never.slots, never.replace_lost_s) == (1, None)
-    assert job_entry(never)["taskManagers"]["replaceLost"] == "Never"
+    assert job_entry(never).task_managers.replace_lost == "Never"
 
 
 def test_an_unknown_variant_is_refused(tmp_path):

@@ -180,6 +180,16 @@ def test_a_changed_setting_is_named_by_its_path_and_variants_of_one_run_only_are
     assert changes == ["a → b: slow: job.vertices[source].recordsPerSecond: 200.0 → 400.0"]
 
 
+def test_a_vertex_that_one_run_lacks_is_shown_with_what_it_has(tmp_path: Path):
+    """An operator has no rate, no record size and no delivery."""
+    first, second = run_folder(tmp_path, "a", slow=SLOW), run_folder(tmp_path, "b", seed=40, slow=SLOW)
+    changed_manifest(first, job={})
+    changed_manifest(second, job={"vertices": [{"name": "map", "role": "operator", "kind": "keyed-count"}]})
+    changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
+    known = {"parallelism": "1", "slotSharingGroup": "default", "role": "operator", "kind": "keyed-count"}
+    assert changes == [f"a → b: job.vertices[map].{name}: not set → {value}" for name, value in known.items()]
+
+
 def test_a_drawn_beginning_of_a_fault_is_no_changed_setting(tmp_path: Path):
     """With jitter, the trials of one variant differ already; another length of the fault is a change."""
     folders = [run_folder(tmp_path, "a", main=SLOW), run_folder(tmp_path, "b", seed=40, main=SLOW)]

@@ -45,7 +45,7 @@ async def test_a_kill_took_effect_when_the_last_thread_has_ended_even_after_the_
     assert (await measured_kill(lambda: next(states, "Z"), ended)).ok
 
 
-async def test_a_killed_process_that_keeps_its_connections_makes_the_run_inconclusive(monkeypatch):
+async def test_a_killed_process_that_keeps_its_connections_is_not_verified(monkeypatch):
     """A kill on a busy machine once took three seconds, in which its peers noticed nothing."""
     monkeypatch.setattr(process, "END_LIMIT_S", 0.05)
     measured = await measured_kill(lambda: "X", asyncio.Event())

@@ -393,6 +393,8 @@ DAMAGED = "the run's manifest is damaged; run the scenario again"
         ({"trials": [{**MANIFEST["trials"][0], "job": {"edges": [{"from": "a", "to": "b"}, {"from": "b", "to": "a"}]}}]}, "trials[0].job.edges: there is a cycle 'b → a → b'"),
         ({"run": None}, "run: Expected `str`, got `null`"),
         ({"looks": [1.5]}, "looks[0]: Expected `int`, got `float`"),
+        ({"scenario": {"metadata": "x"}}, "scenario.metadata: Expected `object`, got `str`"),
+        ({"scenario": {"spec": []}}, "scenario.spec: Expected `object`, got `array`"),
         ({}, ""),
     ],
 )  # fmt: skip
@@ -412,16 +414,17 @@ def test_the_first_damaged_field_of_a_manifest_is_named(
 
 
 def test_a_folder_of_runs_names_the_last_run_in_it(tmp_path: Path):
-    """Those of seeds are one level deeper."""
-    for run in ("a", "b/seed-1"):
+    """Those of seeds are deeper, and are named if there are no others."""
+    named = []
+    for run in ("b-seeds/seed-1/b", "b/seed-1", "a"):
         (tmp_path / run).mkdir(parents=True)
         (tmp_path / run / "manifest.json").write_text("{}")
-    with pytest.raises(UserError) as above:
-        read_manifest(tmp_path)
-    assert (
-        str(above.value)
-        == f"{tmp_path}: is not the folder of a run: it has no manifest.json (name a run in it, such as {tmp_path / 'b/seed-1'})"
-    )
+        with pytest.raises(UserError, match=r"is not the folder of a run: it has no manifest\.json") as above:
+            read_manifest(tmp_path)
+        named.append(above.value.hint)
+    assert named == [
+        f"name a run in it, such as {tmp_path / run}" for run in ("b-seeds/seed-1/b", "b/seed-1", "a")
+    ]
     with pytest.raises(UserError) as empty:
         read_manifest(tmp_path / "nosuch")
     assert str(empty.value).endswith("it has no manifest.json (name a folder under headgate-runs/)")

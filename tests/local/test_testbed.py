@@ -151,7 +151,7 @@ async def test_a_job_runs_with_tls_between_its_taskmanagers(tmp_path, marker, cr
         history = read_trial(await testbed.finish_history())
     finally:
         await host.dispose(CONTEXT)
-    found = check_delivery(history, trial_entry(drained=True, job=job_entry(plan)))
+    found = check_delivery(history, replace(trial_entry(drained=True), job=job_entry(plan)))
     assert (found.lost, found.duplicated, found.reason) == (0, 0, "")
     assert not file.exists()
 
@@ -173,7 +173,7 @@ async def test_a_job_starts_from_the_checkpoint_that_another_one_has_kept(tmp_pa
     second, plan = await _run_and_drain(tmp_path / "second", 3, {STATE_RECOVERY: str(kept)})
     before, after = source_ends(first)["source-0"], source_ends(second)["source-0"]
     assert 0 < before < after
-    found = check_delivery(second, trial_entry(drained=True, job=job_entry(plan)))
+    found = check_delivery(second, replace(trial_entry(drained=True), job=job_entry(plan)))
     assert (found.lost, found.duplicated, found.reason, found.committed) == (0, 0, "", after - before)
     _, counts = await restored_state(tmp_path / "second" / "files" / CONTEXT.trial, 0, 0)
     assert [one.subtask for one in counts] == ["count-0", "count-1", "count-2"]

@@ -18,6 +18,7 @@ from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, SharedFault, TrialRecovery
+from testbed_runtime.core.trial.manifest import ScenarioEntry
 from testbed_runtime.history.manifest import manifest_of
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
@@ -143,7 +144,8 @@ def test_text_from_a_scenario_cannot_become_markup(documents: Documents):
     faults = json.loads(json.dumps(documents.timeseries))
     faults["trials"][1]["spans"][-2]["name"] = evil
     faults["trials"][1]["marks"][0]["text"] = evil
-    view = build(replace(documents.manifest, scenario=scenario), documents.metrics, faults, documents.verdict)
+    manifest = replace(documents.manifest, scenario=ScenarioEntry(**scenario))
+    view = build(manifest, documents.metrics, faults, documents.verdict)
     assert "<script" not in page(view)
     assert not re.search(r"(?<!\\)<script|\x00", run_markdown(view))
     ET.fromstring(junit_xml([view]))

@@ -405,8 +405,8 @@ _PROCESSES = (
         asked="kill of {targets}",
         measured="The process, with all of its threads, ended within 1 s.",
         residue=_NO_PROCESS_LEFT,
-        limits="It kills the process, not the machine or the pod: the kernel closes its connections at once, so peers with open ones notice "
-        "immediately.",
+        limits="It kills the process, not the machine or the pod: the kernel closes its connections when its last thread has "
+        "ended, usually at once, so peers with open ones notice immediately.",
         hides=Hides.PROCESS,
     ),
     _pause(

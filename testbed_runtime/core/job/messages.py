@@ -320,7 +320,7 @@ class ResultPartitionDescriptor(Struct, frozen=True):
     subpartitions: int
     target_max_parallelism: int
     bounded: bool = True
-    """The pool of the result has at most as many buffers as its consumers have."""
+    """Whether the pool of the result has at most as many buffers as its consumers have."""
     announced: bool = False
     """Whether the JobMaster waits for the first record of the result."""
     blocking: bool = False

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
@@ -133,14 +132,20 @@ class TrialEntry(Struct, frozen=True, kw_only=True):
         return [moment for phase in self.phases for moment in (phase.start_ns, phase.end_ns)]
 
 
+class ScenarioEntry(Struct, frozen=True):
+    """The document of the run, as far as reports name it."""
+
+    metadata: dict[str, Any] = {}
+    spec: dict[str, Any] = {}
+
+
 class RunManifest(Struct, frozen=True, kw_only=True):
     run: str
     expectations: dict[str, list[dict[str, Any]]]
     """The expectations of each variant, as `Expectation.from_item` reads them."""
     trials: tuple[TrialEntry, ...] = ()
     """In the order in which they started."""
-    scenario: dict[str, Any] = {}
-    """The document."""
+    scenario: ScenarioEntry = ScenarioEntry()
     environment: str = field(name="place", default="")
     """`local`, `kubernetes` or `simulation`."""
     seed: int | None = None
@@ -155,10 +160,6 @@ class RunManifest(Struct, frozen=True, kw_only=True):
     """Why the run's faults were ended by hand; empty if they were not."""
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.scenario.get("metadata") or {}
-
-    @property
     def name(self) -> str:
         """The name of the scenario. Empty if the document has none."""
-        return str(self.metadata.get("name") or "")
+        return str(self.scenario.metadata.get("name") or "")

@@ -19,7 +19,8 @@ from testbed_runtime.timeouts import timeout
 POLL_S = 0.01
 STOPPED, GONE = "T", "gone"
 END_LIMIT_S = 1.0
-"""Limit from SIGKILL to the end of a process. One that takes longer keeps its connections meanwhile: a thread of it waits for the disk, say."""
+"""Limit from SIGKILL to the end of a process. A slower one keeps its connections open, for example because one of its threads waits for the
+disk."""
 
 
 class ProcessTable(Protocol):
@@ -46,8 +47,8 @@ class ProcessTable(Protocol):
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's state letter (`R`, `S`, `T`, `Z`, …); empty when the process does not exist. A process whose first thread has ended
-    keeps its sockets open until the last one has: it is exiting, `X`."""
+    """Return the kernel's state letter (`R`, `S`, `T`, `Z`, …); empty when the process does not exist. `X` is a
+    process whose first thread has ended: it keeps its sockets open until the last one has."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -92,7 +93,7 @@ class ProcessBackend:
         return Measurement(
             ok,
             {"pids": pids, "states": self._states(pids), "after_s": round(loop.time() - begin, 6)},
-            "" if ok else late if kill else "the process was not seen in the requested state",
+            "" if ok else late if kill and pids else "the process was not seen in the requested state",
         )
 
     async def remove(self, request: FaultRequest) -> None:
