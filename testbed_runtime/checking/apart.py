@@ -154,6 +154,11 @@ def _works(segment: Segment) -> bool:
     return segment.kind == "catch-up" and not segment.fault
 
 
+def _missed(wait: Wait) -> bool:
+    """Whether heartbeats were missing for too long."""
+    return (wait.kind, wait.outcome) == ("heartbeat", Outcome.EXPIRED)
+
+
 class _Alone:
     """The minimum that each fault costs if the job recovers from it on its own."""
 
@@ -178,7 +183,7 @@ class _Alone:
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         after = self._after(option, {h.fault.fault for h in hits})
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
-        lost = [len(targets_of(h.fault)) if h.fault.kind in LOSSES else 0 for h in hits]
+        lost = [self._lost(h) for h in hits]
         spare = sum(lost) - len(self.awaited(option))
         total = until = 0
         last = ""
@@ -200,6 +205,18 @@ class _Alone:
                 until, last = ended, hit.fault.fault
         return total, last
 
+    def _lost(self, hit: Hit) -> int:
+        """Return how many TaskManagers a fault cost: those that it ended, or whose heartbeats were missed in a pause."""
+        missed = any(map(_missed, self._about_targets(hit.fault)))
+        counts = hit.fault.kind in LOSSES or (hit.fault.kind == PAUSE and missed)
+        return len(set(targets_of(hit.fault)) - {JOBMANAGER}) if counts else 0
+
+    def _about_targets(self, fault: FaultEffect) -> list[Wait]:
+        """Return the waits for the fault's targets that ended after it began."""
+        targets = set(targets_of(fault))
+        later = (w for w in self.waits if fault.begun_ns < w.end_ns <= self.end_ns)
+        return [w for w in later if logical_name(w.what) in targets]
+
     def _after(self, option: str, apart: Set[str]) -> dict[str, int]:
         """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that
         one of the faults `apart` delayed do not count, because they may concern only one of the faults."""
@@ -220,8 +237,8 @@ class _Alone:
             return max(begun, ended), False
         if JOBMANAGER in targets:
             return ended, True
-        own = [w for w in self.waits if begun < w.end_ns <= self.end_ns and logical_name(w.what) in targets]
-        noticed = [w for w in own if (w.kind, w.outcome) == ("heartbeat", Outcome.EXPIRED)]
+        own = self._about_targets(fault)
+        noticed = [*filter(_missed, own)]
         if fault.kind == PAUSE and not noticed:
             return (begun if option == _HEARTBEAT else ended), False
         if option == REPLACE_LOST:  # its registration shows that the process before it is lost

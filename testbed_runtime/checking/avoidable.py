@@ -123,6 +123,13 @@ def is_of(segment: Segment, wait: Wait) -> bool:
     return same and wait.outcome is Outcome.EXPIRED and abs(segment.end_ns - wait.end_ns) <= EPSILON_NS
 
 
+def _restarts_anyway(fault: FaultEffect, timeout_ns: int) -> bool:
+    """Whether the job restarts after this fault, or may, if heartbeats are missed after `timeout_ns`."""
+    if fault.kind == PAUSE:
+        return fault.ended_ns is None or fault.ended_ns - fault.begun_ns > timeout_ns
+    return fault.kind in LOSSES or fault.kind == _JOBMANAGER_KILL
+
+
 class _Ends:
     """Compute when a wait that expired would have completed."""
 
@@ -136,6 +143,7 @@ class _Ends:
         self.delays, self.round_trips = added_delays(entry), round_trip_delays(entry)
         chosen = entry.options
         self.interval_ns = round(chosen.duration("heartbeat.interval") * NS)
+        self.timeout_ns = round(chosen.duration("heartbeat.timeout") * NS)
         self.tolerated = chosen.integer("execution.checkpointing.tolerable-failed-checkpoints")
 
     def needed_ns(self, wait: Wait) -> int | None:
@@ -205,9 +213,6 @@ class _Ends:
         back = None if pause is None else self._ended_by_itself(pause)
         if pause is None or back is None or not segment.start_ns < back <= segment.end_ns + TIE_NS:
             return segment
-        restarts = (*LOSSES, PAUSE, _JOBMANAGER_KILL)
-        if any(e.kind in restarts and since_ns <= e.begun_ns <= back for e in self.effects):
-            return segment  # the loss of a process restarts the job anyway, and a pause may
         expired = [
             w
             for w in self.waits
@@ -219,8 +224,13 @@ class _Ends:
         if len({w.option for w in expired}) != 1:
             return segment
         first = min(expired, key=lambda w: w.start_ns)
+        needed = back - first.start_ns
+        silence = needed if first.kind == "heartbeat" else self.timeout_ns
+        meanwhile = [e for e in self.effects if since_ns <= e.begun_ns <= back]
+        if any(_restarts_anyway(e, silence) for e in meanwhile):
+            return segment
         text = f"{first.option} = {first.value}"
-        return replace(segment, budget_ns=first.budget_ns, enough_ns=back - first.start_ns, expired=text)
+        return replace(segment, budget_ns=first.budget_ns, enough_ns=needed, expired=text)
 
     def held_back(self, wait: Wait) -> FaultEffect | None:
         """Return the fault that delayed what this wait was for."""

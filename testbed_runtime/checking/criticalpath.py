@@ -445,7 +445,8 @@ class _Walk:
         if (current.kind in _PAUSES or current.who == EVERYTHING or later_loss) and not during:
             stopped = (w for w in around if w.who == EVERYTHING or w.kind == "leadership")
             during = [w for w in stopped if id(w) not in self._taken]
-        if any(w.kind in ("cancellation", "restart-delay") for w in during):  # before the job asks for slots
+        before_slots = any(w.kind in ("cancellation", "restart-delay") for w in during)
+        if before_slots and all(w.kind != "slot" for w in during):  # and no other region waits for slots
             during = [w for w in during if w.kind not in _OF_SLOTS]
         if any(w.kind == "catch-up" for w in during):  # the job ran: no sink still had to get a record
             during = [w for w in during if (w.kind, w.outcome) != ("first-record", Outcome.CANCELLED)]

@@ -528,11 +528,12 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
             own = [e for e in before if e in own or _stops_jobmanager(e)]
             active = active or own
         before = active or before
-    closing = [e for e in before if e.kind in REFUSING and cause.t_ns - e.begun_ns <= NEAR_NS]
-    if cause.kind == "connection" and closing:  # others on that TaskManager may only be silent
-        return closing[-1]
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
+    died = max((e.begun_ns for e in hit if e.kind in LOSSES), default=-1)
+    closing = [e for e in before if e.kind in REFUSING and cause.t_ns - e.begun_ns <= NEAR_NS]
+    if cause.kind == "connection" and closing and closing[-1].begun_ns > died:
+        return closing[-1]  # others on that TaskManager may only be silent
     hit = [
         e for e in hit if e.kind in LOSSES or not any((e.ended_ns or INT64_MAX) < s.begun_ns for s in stops)
     ]

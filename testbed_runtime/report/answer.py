@@ -235,7 +235,7 @@ def savings(recovery: Recovery) -> Iterator[str]:
         early = [s for s in expired if not any(_same_loss(before, s) for before in expired)]
         if early:
             yield f"{owner}: {_avoided(early)}"
-        if not recovery.recovered:
+        if not recovery.recovered and recovery.downtime_s is None:
             continue  # with a lower value, the job would only have failed earlier, or more often
         shorter = [s for s in segments if not s.gave_up]
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)

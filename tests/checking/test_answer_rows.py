@@ -192,7 +192,8 @@ def test_a_taskmanager_registers_from_the_return_of_the_jobmanager_on(
         ('["tm-0"]', True),
         ('["jobmanager"]', True),
         ("[]", True),
-        ('["jobmanager<tm-1"]', False),
+        ('["jobmanager->tm-1"]', False),
+        ('["jobmanager->tm-0"]', True),
     ],
 )
 def test_a_taskmanager_that_misses_the_jobmanager_is_delayed_by_no_fault_on_another_one(

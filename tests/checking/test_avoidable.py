@@ -374,6 +374,10 @@ RENEWED = wait("lease", LEASE, (9, 18), who="jobmanager", what="")
         ([MISSED], {"lost": 10}, None),  # it has to restart anyway
         ([MISSED], {"lost": 18}, None),
         ([MISSED], {"lost": 18.1}, (HEARTBEAT, 8.5)),
+        ([MISSED], {"paused": 8.5}, (HEARTBEAT, 8.5)),  # with the higher limit, that pause is not noticed
+        ([MISSED], {"paused": 8.6}, None),
+        ([RENEWED], {"paused": 50}, (LEASE, 9.0)),
+        ([RENEWED], {"paused": 50.1}, None),  # longer than heartbeat.timeout
         ([MISSED], {"lost": 18, "loses": "jobmanager.kill"}, None),
         ([MISSED], {"lost": 18, "loses": "process.pause"}, None),  # it may have lasted longer than the limit
         ([MISSED], {"lost": 18, "loses": "frames.drop"}, (HEARTBEAT, 8.5)),
@@ -397,6 +401,8 @@ def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
         pause,
         effect("kill", more.get("loses", "process.kill"), lost, 31, "tm-2"),
     ]
+    if "paused" in more:
+        effects.append(effect("short", "process.pause", 11, 11 + more["paused"], "tm-4"))
     (found,) = with_enough([known], [failure(at(more.get("failed", ended)))], waits, effects, asked)
     (one,) = found.segments
     if expected is None:

@@ -90,6 +90,16 @@ def test_the_fault_that_closed_a_connection_is_to_blame_rather_than_a_silent_one
     assert responsible(effects, cause) is effects[blamed]
 
 
+@pytest.mark.parametrize(("kind", "killed", "blamed"), [("network.reset", 8.95, 1), ("network.half-open", 8.9, 1), ("network.reset", 8.85, 0)])  # fmt: skip
+def test_a_taskmanager_that_was_killed_after_a_fault_on_another_one_explains_its_closed_connection(
+    kind: str, killed: float, blamed: int
+):
+    """The reset hit a spare TaskManager at 8.9 s."""
+    effects = [fault("spare", 8.9, 20, kind, "tm-4"), fault("kill", killed, 20, "process.kill", "tm-0")]
+    cause = Cause(at(9), "t", "X", "Task", "tm-0-1", kind="connection")
+    assert responsible(effects, cause) is effects[blamed]
+
+
 ON_DATA = {"partition", "checkpoint", "failure-report"}
 CONTROL = {
     "partition",

@@ -354,3 +354,33 @@ def test_a_cut_on_which_no_records_pass_costs_nothing_before_the_next_fault(
     found = longest(Case("unused", faults, "", 0.0, options=options, observation="25 s"), tmp_path)
     assert found.faults == ("gc",)
     assert found.prices[0].seconds == pytest.approx(3.0, abs=TOLERANCE_S)
+
+
+def test_a_killed_jobmanager_interrupts_the_region_that_waited_longest(tmp_path: Path):
+    """A region waits for a replacement from the first kill on. Five seconds later another one loses its sink, and waits for its restart delay when
+    the JobManager is killed at 7.5 s."""
+    faults = [
+        fault("ka", "1 s", of_region("a"), **KILL),
+        fault("kb", "1 s", of_region("b"), at="5 s", **KILL),
+        fault("jm", "1 s", JOBMANAGER, at="7500 ms", jobmanager={"kill": {}}),
+    ]
+    options = {"heartbeat.interval": "1 s", HEARTBEAT: "20 s", DELAY: "2 s"}
+    managers = {"replicas": 4, "replaceLost": "12 s"}
+    case = Case("regions", faults, "", 0.0, options=options, managers=managers, observation="29 s")
+    found = longest(case, tmp_path, REGIONS)
+    assert seconds(found, "replaceLost") == pytest.approx(7.5, abs=TOLERANCE_S)
+
+
+def test_a_lower_restart_delay_saves_more_if_a_pause_had_taken_the_spare(tmp_path: Path):
+    """A sink is killed at 0 s, and a TaskManager is paused at 3 s for longer than the heartbeats are tolerated. One is spare, and a replacement
+    comes after 7 s."""
+    faults = [
+        fault("kill", "1 s", SINK, **KILL),
+        fault("gc", "10 s", taskmanager("tm-0"), at="3 s", **PAUSE),
+    ]
+    managers = {"replicas": 5, "replaceLost": "7 s"}
+    case = Case(
+        "spare", faults, "", 0.0, options={**QUICK, DELAY: "9 s"}, managers=managers, observation="14 s"
+    )
+    (line,) = [line for line in savings(longest(case, tmp_path)) if line.startswith(DELAY)]
+    assert "saves at most 3.9" in line
