@@ -125,7 +125,7 @@ def is_of(segment: Segment, wait: Wait) -> bool:
 
 def _restarts_anyway(fault: FaultEffect, timeout_ns: int) -> bool:
     """Whether the job restarts after this fault, or may, if heartbeats are missed after `timeout_ns`."""
-    if fault.kind == PAUSE:
+    if fault.kind == PAUSE or (fault.hides_link and not fault.on_data_alone):
         return fault.ended_ns is None or fault.ended_ns - fault.begun_ns > timeout_ns
     return fault.kind in LOSSES or fault.kind == _JOBMANAGER_KILL
 

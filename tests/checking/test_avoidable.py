@@ -376,6 +376,9 @@ RENEWED = wait("lease", LEASE, (9, 18), who="jobmanager", what="")
         ([MISSED], {"lost": 18.1}, (HEARTBEAT, 8.5)),
         ([MISSED], {"paused": 8.5}, (HEARTBEAT, 8.5)),  # with the higher limit, that pause is not noticed
         ([MISSED], {"paused": 8.6}, None),
+        ([MISSED], {"paused": 8.5, "by": "network.partition"}, (HEARTBEAT, 8.5)),
+        ([MISSED], {"paused": 8.6, "by": "network.partition"}, None),
+        ([MISSED], {"paused": 8.6, "by": "network.partition", "plane": "data"}, (HEARTBEAT, 8.5)),
         ([RENEWED], {"paused": 50}, (LEASE, 9.0)),
         ([RENEWED], {"paused": 50.1}, None),  # longer than heartbeat.timeout
         ([MISSED], {"lost": 18, "loses": "jobmanager.kill"}, None),
@@ -402,7 +405,8 @@ def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
         effect("kill", more.get("loses", "process.kill"), lost, 31, "tm-2"),
     ]
     if "paused" in more:
-        effects.append(effect("short", "process.pause", 11, 11 + more["paused"], "tm-4"))
+        short = effect("short", more.get("by", "process.pause"), 11, 11 + more["paused"], "tm-4")
+        effects.append(replace(short, plane=more.get("plane", "both")))
     (found,) = with_enough([known], [failure(at(more.get("failed", ended)))], waits, effects, asked)
     (one,) = found.segments
     if expected is None:
