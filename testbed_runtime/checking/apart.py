@@ -126,7 +126,7 @@ def until_each_has_recovered(
 ) -> tuple[Round, ...]:
     """Return the rounds with the savings of each option limited. Without the waits of that option, the job
     would still have to recover from each fault on its own, and the time for that cannot be saved. `causes`:
-    the failures of the rounds. `awaited`: as in `attribute`."""
+    the failures of the rounds. `awaited`: for an option, the TaskManagers that the job would wait for without its waits."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()
