@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace as changed_to
 
 from testbed_runtime.checking.common import job_shape
 from testbed_runtime.checking.delivery import check_delivery
@@ -114,7 +113,9 @@ def test_a_job_that_was_not_drained_cannot_lose_but_can_double(history: Any):
     assert (found.lost, found.reason) == (None, NOT_DRAINED)
     found = check_delivery(flip(history.good(), "source-0", 7, on=True), entry)
     assert (found.lost, found.duplicated, found.reason) == (None, 1, NOT_DRAINED)
-    refused = check_delivery(history.good(), changed_to(entry, stop_refused="Not all required tasks"))
+    refused = check_delivery(
+        history.good(), history.entry(drained=False, stop_refused="Not all required tasks")
+    )
     assert (refused.reason, refused.detail) == (NOT_DRAINED, "Not all required tasks")
 
 
