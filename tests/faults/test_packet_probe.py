@@ -14,6 +14,12 @@ HERE = "127.0.0.1"
 STALLS_S, STALL_S = (0.05, 0.5, 0.9), 0.3
 
 
+@pytest.fixture(autouse=True)
+def _free_ports(monkeypatch):
+    """A prober's own ports are fixed, and tests that run at the same time would take them from each other."""
+    monkeypatch.setattr(packet_probe, "PROBE_PORTS", {"data": 0, "rpc": 0})
+
+
 @pytest.fixture
 async def echo():
     made = Echo()
