@@ -106,7 +106,7 @@ def measure(name: str) -> dict[str, Any]:
         "cpu_s": round(cpu_s, 1),
         "cpu_per_virtual_s": round(cpu_s / virtual_s, 3),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "verdict": result.verdict["verdict"],
+        "verdict": result.verdict.verdict,
     }
 
 

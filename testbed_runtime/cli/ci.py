@@ -9,6 +9,7 @@ import typer
 
 from testbed_runtime.cli import access, exits, options
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.history.manifest import MANIFEST
 
 
@@ -32,7 +33,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     folders.make_folder(out, exist_ok=True)
     results: list[Any] = []
     refused: list[tuple[str, str]] = []
-    verdicts: list[str] = []
+    verdicts: list[Verdict] = []
     with Session() as session:
         for item in loaded:
             name = item.scenario.metadata.name
@@ -41,14 +42,14 @@ def ci(  # noqa: PLR0917 - typer passes by name
             except HeadgateError as error:
                 exits.report(error)
                 refused.append((name, str(error)))
-                verdicts.append("Error")
+                verdicts.append(Verdict.ERROR)
                 continue
             running.conclude(name, result)
             if (result.folder / MANIFEST).exists():
                 results.append(result)
             else:  # the operator ended a run in the cluster before it had a report
-                refused.append((name, result.verdict["summary"]))
-            verdicts.append(result.verdict["verdict"])
+                refused.append((name, result.verdict.summary))
+            verdicts.append(result.verdict.verdict)
     _summary(out, results, refused, inconclusive)
     raise typer.Exit(running.exit_code(verdicts, inconclusive))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,6 +15,7 @@ from testbed_runtime.cli import folders
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.core.documents import JUNIT_FILE, PAGE_FILE, SUMMARY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.verdict import RunVerdict
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
@@ -76,6 +77,5 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
     return path
 
 
-def verdict_of(files: dict[str, bytes]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files[VERDICT_FILE])
-    return found
+def verdict_of(files: dict[str, bytes]) -> RunVerdict:
+    return RunVerdict.from_json(json.loads(files[VERDICT_FILE]))

@@ -36,5 +36,5 @@ def evaluate(
                 judging = judge_run(folder, environments.spark(progress, session.spark), progress)
                 result = session.run(judging, became=KEPT)
             running.conclude(folder.name, result)
-            verdicts.append(result.verdict["verdict"])
+            verdicts.append(result.verdict.verdict)
     raise typer.Exit(running.exit_code(verdicts, inconclusive))

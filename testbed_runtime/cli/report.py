@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from testbed_runtime.cli import access, options
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.history.manifest import read_manifest
 
 Runs = Annotated[
@@ -49,7 +50,7 @@ def report(  # noqa: PLR0917 - typer passes by name
     raise typer.Exit(running.exit_code(verdicts, inconclusive))
 
 
-def _rewrite(folder: Path) -> str:
+def _rewrite(folder: Path) -> Verdict:
     from testbed_runtime.cli import folders, running
     from testbed_runtime.runner.conclude import reread
     from testbed_runtime.runner.engine import RunResult
@@ -58,10 +59,10 @@ def _rewrite(folder: Path) -> str:
     folders.check_writable(folder)
     verdict, path = reread(folder)
     running.print_verdict(folder.name, RunResult(folder, verdict, path))
-    return str(verdict["verdict"])
+    return verdict.verdict
 
 
-def fetch_one(name: str, login: access.Access, output: str, out: Path) -> str:
+def fetch_one(name: str, login: access.Access, output: str, out: Path) -> Verdict:
     """Fetch a report, write it and print its verdict. Return the verdict."""
     from testbed_runtime.cli import cluster_report, running
     from testbed_runtime.runner.engine import RunResult
@@ -71,4 +72,4 @@ def fetch_one(name: str, login: access.Access, output: str, out: Path) -> str:
     verdict = cluster_report.verdict_of(files)
     if path is not None:
         running.print_verdict(name, RunResult(path.parent, verdict, path))
-    return str(verdict["verdict"])
+    return verdict.verdict

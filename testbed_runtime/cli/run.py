@@ -44,5 +44,5 @@ def run(  # noqa: PLR0917 - typer passes by name
         for item in loaded:
             result = running.run_loaded(item, session, settings)
             running.conclude(item.scenario.metadata.name, result)
-            verdicts.append(result.verdict["verdict"])
+            verdicts.append(result.verdict.verdict)
     raise typer.Exit(running.exit_code(verdicts, inconclusive))

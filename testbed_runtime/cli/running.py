@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import typer
 from msgspec import Struct
@@ -26,7 +25,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import fix_of
 from testbed_runtime.core.judgement.quantities import counted
-from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict, worst
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Judged, Verdict, aggregate
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.files import naming, read_json
 from testbed_runtime.history.manifest import read_manifest
@@ -67,7 +66,7 @@ def run_loaded(loaded: Loaded, session: Session, settings: RunSettings) -> RunRe
 
     result = once()
     for _ in range(RETRIES if settings.policy is Policy.RETRY else 0):
-        if result.verdict["verdict"] != "Inconclusive":
+        if result.verdict.verdict is not Verdict.INCONCLUSIVE:
             break
         say("Inconclusive: running it once more")
         result = once()
@@ -164,9 +163,9 @@ def in_junit(policy: Policy, otherwise: str) -> str:
     return {Policy.FAIL: "fail", Policy.PASS: "pass"}.get(policy, otherwise)
 
 
-def exit_code(verdicts: Sequence[str], policy: Policy) -> int:
+def exit_code(verdicts: Iterable[Verdict], policy: Policy) -> int:
     """Return the exit code for the worst of the verdicts. The policy can replace the code of Inconclusive."""
-    found = worst(verdicts)
+    found = aggregate(verdicts)
     if found is Verdict.INCONCLUSIVE and policy in (Policy.FAIL, Policy.PASS):
         found = Verdict.FAIL if policy is Policy.FAIL else Verdict.PASS
     return EXIT_CODES[found]
@@ -183,16 +182,14 @@ def print_verdict(name: str, result: RunResult) -> None:
     """Print on stdout: the verdict, the variants side by side, the failed expectations, what to do if they decide nothing, what
     quantiles over trials show, and the path of the report."""
     verdict = result.verdict
-    typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
-    for line in verdict.get("answer") or ():
+    typer.echo(f"{name}: {verdict.verdict}: {verdict.summary}")
+    for line in verdict.answer:
         typer.echo(f"  {line}")
     for line in _variants(result.folder, output_width()):
         typer.echo(f"  {line}".rstrip())
-    failed = [item for item in verdict["expectations"] if item["verdict"] != "Pass"]
-    failed.sort(key=lambda item: -Verdict[item["verdict"].upper()])  # what decided the verdict comes first
-    alike = grouped(
-        ((i["verdict"], i["variant"], i["trial"] or i["variant"], _why(i)), i["text"]) for i in failed
-    )
+    failed = [item for item in verdict.judged if item.verdict is not Verdict.PASS]
+    failed.sort(key=lambda item: -item.verdict.severity)  # what decided the verdict comes first
+    alike = grouped(((i.verdict, i.variant, i.where, _why(i)), i.text) for i in failed)
     trials = grouped(
         ((judged, variant, tuple(asked)), (where, why))
         for (judged, variant, where, why), asked in alike.items()
@@ -207,13 +204,13 @@ def print_verdict(name: str, result: RunResult) -> None:
         if (more := len(places) - TRIALS_SHOWN) > 0:
             text = f"also in {counted(more, 'more trial')} of {variant} (verdict.json has all)"
             typer.echo(f"  {judged}: {', '.join(asked)}: {text}")
-    if verdict["verdict"] == "Inconclusive":
-        reasons = [i["reason"] for i in verdict["expectations"] if i["verdict"] == "Inconclusive"]
+    if verdict.verdict is Verdict.INCONCLUSIVE:
+        reasons = [item.reason for item in verdict.judged if item.verdict is Verdict.INCONCLUSIVE]
         for fix in filter(None, dict.fromkeys(map(fix_of, reasons))):
             typer.echo(f"  what to do: {fix}")
-    for item in verdict["expectations"]:
-        if item.get("note") and item["quantile"] is not None and not item["trial"]:
-            typer.echo(f"  {item['variant']}: {item['text']}: {item['note']}")
+    for item in verdict.judged:
+        if item.note and item.quantile is not None and not item.trial:
+            typer.echo(f"  {item.variant}: {item.text}: {item.note}")
     typer.echo(f"  report: {result.report}")
 
 
@@ -225,11 +222,11 @@ def _variants(folder: Path, width: int) -> list[str]:
     return ["", *side_by_side(table, width=width - 2), *table["summary"], ""]
 
 
-def _why(item: Mapping[str, Any]) -> str:
+def _why(item: Judged) -> str:
     """Return why an expectation did not hold: what was measured, the reason, or both if the trials of two variants do not decide."""
-    measured = f"measured {item['measured'] or 'nothing'}"
-    if item["verdict"] == "Error" and item["measured"]:
-        return str(item["measured"])
-    if item["explanation"] and item.get("note") and item["measured"]:
-        return f"{measured}; {item['explanation']}"
-    return str(item["explanation"] or measured)
+    measured = f"measured {item.measured or 'nothing'}"
+    if item.verdict is Verdict.ERROR and item.measured:
+        return item.measured
+    if item.explanation and item.note and item.measured:
+        return f"{measured}; {item.explanation}"
+    return item.explanation or measured

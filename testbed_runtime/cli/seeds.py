@@ -26,6 +26,7 @@ from testbed_runtime.core.judgement.distribution import Distribution, distributi
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.files import naming
@@ -44,7 +45,7 @@ DISTRIBUTION_FILE = "distribution.json"
 
 def simulate_seeds(
     loaded: Loaded, *, seeds: int, out: Path, variants: Sequence[str] = (), quiet: bool = False
-) -> list[str]:
+) -> list[Verdict]:
     """Simulate the scenario with `seeds` seeds from its own one on. Print the distributions and return the verdicts.
 
     The runs and `distribution.json` are in a folder of their own below `out`. Raises UserError before the first run if a variant
@@ -56,7 +57,7 @@ def simulate_seeds(
     kept_checkpoints(plan)
     folder = out / f"{name}-seeds-{first}-{first + seeds - 1}"
     make_folder(folder, exist_ok=True)
-    verdicts: Counter[str] = Counter()
+    verdicts: Counter[Verdict] = Counter()
     rows: list[dict[str, Any]] = []
     trials: list[TrialEntry] = []
     recoveries: dict[str, TrialRecovery] = {}
@@ -128,7 +129,7 @@ def lines(found: Sequence[Distribution]) -> Iterator[str]:
 class _SeedResult(Struct, frozen=True):
     """The result of one seed. Names of trials in `trials` and `recoveries` begin with the seed, so that no two are equal."""
 
-    verdict: str
+    verdict: Verdict
     rows: list[dict[str, Any]]
     trials: list[TrialEntry]
     recoveries: dict[str, TrialRecovery]
@@ -152,9 +153,9 @@ def _runs(tasks: Sequence[Task], *, quiet: bool) -> Iterator[_SeedResult]:
 
     def on_done(done: Done) -> None:
         if not (folders[done.number] / VERDICT_FILE).exists():
-            raise HeadgateError(f"the simulation with seed {done.number} failed: {done.verdict['summary']}")
+            raise HeadgateError(f"the simulation with seed {done.number} failed: {done.verdict.summary}")
         if not quiet:
-            exits.say(f"seed {done.number}: {done.verdict['verdict']}")
+            exits.say(f"seed {done.number}: {done.verdict.verdict}")
 
     for done in simulate_all(tasks, jobs=WORKERS, on_done=on_done):
         yield _found(done, folders[done.number])
@@ -170,4 +171,4 @@ def _found(done: Done, run: Path) -> _SeedResult:
     ]
     recoveries = {f"{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
     trials = [replace(entry, trial=f"{seed}/{trial}") for trial, entry in entries.items()]
-    return _SeedResult(str(done.verdict["verdict"]), rows, trials, recoveries)
+    return _SeedResult(done.verdict.verdict, rows, trials, recoveries)

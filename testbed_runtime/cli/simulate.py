@@ -47,4 +47,4 @@ def simulate(  # noqa: PLR0917 - typer passes by name
         raise typer.Exit(running.exit_code(verdicts, inconclusive))
     result = running.simulate_loaded(loaded, out=out, variants=variant or (), quiet=quiet)
     running.conclude(loaded.scenario.metadata.name, result)
-    raise typer.Exit(running.exit_code([result.verdict["verdict"]], inconclusive))
+    raise typer.Exit(running.exit_code([result.verdict.verdict], inconclusive))

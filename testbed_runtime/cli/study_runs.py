@@ -29,6 +29,7 @@ from testbed_runtime.core.documents import HISTORY_FOLDER, RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.quantities import counted
+from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.files import read_json
 from testbed_runtime.process.machine import machine_facts
 from testbed_runtime.runner.engine import RunRequest
@@ -56,10 +57,10 @@ class Task(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """The contents of verdict.json and recovery.json of a run."""
+    """The verdict of a run, and the content of its recovery.json."""
 
     number: int
-    verdict: dict[str, Any]
+    verdict: RunVerdict
     recovery: dict[str, Any]
 
 
@@ -142,7 +143,7 @@ class StudyRuns(Struct, frozen=True, kw_only=True):
             nonlocal count
             count += 1
             run = planned[done.number]
-            self._say(f"{count}/{len(tasks)} {run.scenario}{each}: {run.row.text}: {done.verdict['verdict']}")
+            self._say(f"{count}/{len(tasks)} {run.scenario}{each}: {run.row.text}: {done.verdict.verdict}")
 
         self._say(f"{len(tasks)} runs{each} in virtual time, up to {self.jobs} at a time")
         results = simulate_all(tasks, jobs=self.jobs, on_done=on_done)
@@ -165,7 +166,7 @@ class StudyRuns(Struct, frozen=True, kw_only=True):
                 found = with_row(self.scenarios[run.scenario], self.study, run)
             except InvalidScenario as error:
                 first = first or error
-                verdict = {"verdict": "Error", "summary": "; ".join(map(str, error.errors))}
+                verdict = _failed("; ".join(map(str, error.errors)))
                 refused.append(_outcome(run, self.scenarios[run.scenario], verdict, {}))
                 continue
             planned.append(run)
@@ -185,8 +186,12 @@ def with_row(loaded: Loaded, study: TuningStudy, run: grid.PlannedRun) -> Loaded
     return changed(loaded, spec, f"{loaded.path} with {run.row.text}")
 
 
+def _failed(why: str) -> RunVerdict:
+    return RunVerdict(verdict=Verdict.ERROR, summary=why)
+
+
 def _outcome(
-    run: grid.PlannedRun, loaded: Loaded, verdict: Mapping[str, Any], recovery: Mapping[str, Any]
+    run: grid.PlannedRun, loaded: Loaded, verdict: RunVerdict, recovery: Mapping[str, Any]
 ) -> Outcome:
     return Outcome(run, verdict, recovery, grid.faults_of(loaded.document["spec"]))
 
@@ -232,7 +237,7 @@ def _completed(pool: ProcessPoolExecutor, tasks: Iterable[Task]) -> Iterator[Don
         try:
             yield future.result()
         except BrokenProcessPool:
-            yield Done(numbers[future], {"verdict": "Error", "summary": KILLED}, {})
+            yield Done(numbers[future], _failed(KILLED), {})
 
 
 def simulate_one(task: Task) -> Done:
@@ -247,7 +252,7 @@ def simulate_one(task: Task) -> Done:
         plan = compile_run(scenario, scenario_folder=task.scenario_folder, variants=task.variants)
         result = simulate(RunRequest(plan, task.document, info, task.folder), Silent())
     except HeadgateError as error:
-        return Done(task.number, {"verdict": "Error", "summary": str(error)}, {})
+        return Done(task.number, _failed(str(error)), {})
     finally:
         _forget_history(task)
     return Done(task.number, result.verdict, read_json(task.folder / RECOVERY_FILE, {}))

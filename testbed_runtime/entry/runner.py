@@ -141,9 +141,7 @@ class RunnerPod:
         more["answer"] = answer_of(verdict)
         if result.evaluation_failure:
             more["evaluation_failure"] = result.evaluation_failure[:MAX_TEXT]
-        await progress.finish(
-            str(verdict["verdict"]), reason=str(verdict["reason"]), text=str(verdict["summary"]), **more
-        )
+        await progress.finish(verdict.verdict, reason=verdict.reason, text=verdict.summary, **more)
 
     async def _engine(self, run: Run, progress: StatusProgress) -> RunResult:
         around = self._around

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from testbed_runtime.api import kinds, limits, models, naming
 from testbed_runtime.api.refusals import QUOTA_EXCEEDED
 from testbed_runtime.api.status import (
@@ -20,9 +22,9 @@ from testbed_runtime.api.status import (
     read,
 )
 from testbed_runtime.api.views import Resource
-from testbed_runtime.core.documents import PAGE_FILE, SCHEMA, VERDICT_FILE
+from testbed_runtime.core.documents import PAGE_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, RunVerdict, Verdict
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan
 from testbed_runtime.kube import checkpoint, functions
 from testbed_runtime.kube.api import DELETED, LISTED, SYNCED, Api, ApiError, patiently
@@ -31,6 +33,7 @@ from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 from testbed_runtime.runner.estimate import KUBERNETES, run_seconds
+from testbed_runtime.runner.manifest import write_json
 from testbed_runtime.timeouts import timeout
 
 NAME_BYTES = 3
@@ -184,7 +187,7 @@ class ClientRun:
             raise
         folder = out / name
         result = await self.fetch(name, folder, status)
-        self._progress.on_event(p.RunEnded(str(result.verdict["verdict"]), str(folder), str(result.report)))
+        self._progress.on_event(p.RunEnded(result.verdict.verdict, str(folder), str(result.report)))
         return result
 
     async def start(self, run: Mapping[str, Any]) -> None:
@@ -295,10 +298,10 @@ class ClientRun:
                 raise
             return _without_report(folder, status)
         write_files(folder, files)
-        verdict = json.loads(files[VERDICT_FILE])
+        verdict = RunVerdict.from_json(json.loads(files[VERDICT_FILE]))
         if status.reason == RECORDER_LOST:  # only the operator knows the reason
-            verdict |= _outcome(status)
-            (folder / VERDICT_FILE).write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
+            verdict = _amended(verdict, status)
+            write_json(folder / VERDICT_FILE, verdict.to_json())
         return RunResult(folder, verdict, folder / PAGE_FILE)
 
     async def _heal(self, name: str) -> None:
@@ -333,15 +336,10 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _without_report(folder: Path, status: ScenarioRunStatus) -> RunResult:
-    verdict = {"schema": SCHEMA, **_outcome(status), "variants": [], "expectations": []}
-    return RunResult(folder, verdict, folder / PAGE_FILE)
+    return RunResult(folder, _amended(RunVerdict(verdict=Verdict.ERROR), status), folder / PAGE_FILE)
 
 
-def _outcome(status: ScenarioRunStatus) -> dict[str, Any]:
-    """Return the part of a verdict that only the operator knows."""
-    return {
-        "verdict": status.verdict,
-        "exitCode": WITHOUT_REPORT[status.verdict],
-        "reason": status.reason,
-        "summary": status.text or "the run failed",
-    }
+def _amended(verdict: RunVerdict, status: ScenarioRunStatus) -> RunVerdict:
+    """Return the verdict with the part that only the operator knows."""
+    found, summary = Verdict(status.verdict), status.text or "the run failed"
+    return replace(verdict, verdict=found, reason=status.reason, summary=summary)

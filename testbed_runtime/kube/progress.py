@@ -48,6 +48,7 @@ from testbed_runtime.core.documents import (
 )
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, TrialRecovery
+from testbed_runtime.core.judgement.verdict import RunVerdict
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.kube.api import Api
@@ -196,9 +197,9 @@ def measured(
     }
 
 
-def answer_of(verdict: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return `answer` of the report from a verdict.json. Pure."""
-    lines = [str(line)[:MAX_TEXT] for line in verdict.get("answer") or ()]
+def answer_of(verdict: RunVerdict) -> tuple[str, ...]:
+    """Return `answer` of the report. Pure."""
+    lines = [line[:MAX_TEXT] for line in verdict.answer]
     if len(lines) > MAX_ANSWER:
         lines[MAX_ANSWER - 1 :] = [f"… and {len(lines) - MAX_ANSWER + 1} more lines in the report"]
     return tuple(lines)

@@ -30,7 +30,7 @@ from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_as, validate_kind
 from testbed_runtime.core.documents import RECOVERY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.judgement.verdict import Verdict
+from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map, scenario_run
 from testbed_runtime.kube.progress import read_report
@@ -56,7 +56,7 @@ class Study:
         self._namespace = namespace
         self._name = name
         self._poll_s = poll_s
-        self._verdicts: dict[str, Mapping[str, Any]] = {}
+        self._verdicts: dict[str, RunVerdict] = {}
         self._recoveries: dict[str, Mapping[str, Any]] = {}
         self._without_report: dict[str, int] = {}
         self._written = StudyReport()
@@ -161,10 +161,10 @@ class Study:
             self._recoveries[name] = json.loads(files.get(RECOVERY_FILE) or "{}")
             self._without_report[name] = self._without_report.get(name, 0) + 1
             if text is not None:
-                self._verdicts[name] = json.loads(text)
-            elif run.status.verdict == "Error" or self._without_report[name] >= REPORT_POLLS:
-                verdict = run.status.verdict or "Error"
-                self._verdicts[name] = {"verdict": verdict, "summary": run.status.text}
+                self._verdicts[name] = RunVerdict.from_json(json.loads(text))
+            elif run.status.verdict == Verdict.ERROR or self._without_report[name] >= REPORT_POLLS:
+                verdict = Verdict(run.status.verdict or Verdict.ERROR)
+                self._verdicts[name] = RunVerdict(verdict=verdict, summary=run.status.text)
 
     async def _start_more(
         self,
@@ -184,7 +184,7 @@ class Study:
             except ApiError as error:
                 if not _is_refused(error):
                     raise
-                self._verdicts[run.name] = {"verdict": str(Verdict.ERROR), "summary": str(error)}
+                self._verdicts[run.name] = RunVerdict(verdict=Verdict.ERROR, summary=str(error))
                 continue
             if created is None:
                 self._name_taken[run.name] = before.get(run.name, 0) + 1

@@ -10,6 +10,7 @@ from typing import Any
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, NOT_DRAINED, RUN_FAILED, fix_of
+from testbed_runtime.core.judgement.verdict import Judged, Verdict
 from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
@@ -24,20 +25,18 @@ _GUESS = re.compile(r"\. This (?:is usually caused by|can either mean|indicates)
 
 def first_things(
     trials: Sequence[TrialView],
-    expectations: Sequence[Mapping[str, Any]],
+    expectations: Sequence[Judged],
     faults: Sequence[Mapping[str, Any]],
     entries: Sequence[TrialEntry],
 ) -> list[str]:
     """Return at most FIRST_MAX sentences: what broke, which option cost most, what weakens the result."""
-    judged = any(i.get("metric") == "fault.verified" for i in expectations)
-    undecided = {
-        i.get("trial") for i in expectations if i.get("verdict") != "Pass" and i.get("reason") == NOT_DRAINED
-    }
+    judged = any(i.metric == "fault.verified" for i in expectations)
+    undecided = {i.trial for i in expectations if i.verdict is not Verdict.PASS and i.reason == NOT_DRAINED}
     weak = _weak(() if judged else faults, entries, undecided)
     merged = aggregate.expectations(expectations) if len(trials) > FULL_TRIALS else expectations
     costs = list(_costs(trials))
-    failed = list(_broken(merged, ("Error", "Fail")))
-    broken = [*failed, *_broken(merged, ("Inconclusive",))]
+    failed = list(_broken(merged, (Verdict.ERROR, Verdict.FAIL)))
+    broken = [*failed, *_broken(merged, (Verdict.INCONCLUSIVE,))]
     room = max(FIRST_MAX - len(costs), FIRST_MAX // 2)  # the cost keeps its place beside failures
     if len(broken) > room:
         broken[room - 1 :] = [f"{len(broken) - room + 1} more did not pass; see the expectations."]
@@ -48,31 +47,31 @@ def first_things(
     return unique[:FIRST_MAX] or ["Nothing stands out: every expectation passed, and there was no failover."]
 
 
-def _broken(expectations: Sequence[Mapping[str, Any]], verdicts: Sequence[str]) -> Iterable[str]:
+def _broken(expectations: Sequence[Judged], verdicts: Sequence[Verdict]) -> Iterable[str]:
     """Yield a sentence for each reason why an expectation did not pass. Without a Fail or an Error, an Inconclusive one also says what to
     do about it."""
-    undecided = not any(i.get("verdict") in ("Error", "Fail") for i in expectations)
+    undecided = not any(i.verdict in (Verdict.ERROR, Verdict.FAIL) for i in expectations)
     for verdict in verdicts:
-        for where, items in _by_reason(i for i in expectations if i.get("verdict") == verdict):
+        for where, items in _by_reason(i for i in expectations if i.verdict is verdict):
             item = items[0]
-            if item.get("reason") == RUN_FAILED and item.get("measured"):
-                yield f"Error: {where} could not be completed: {str(item['measured']).removesuffix('.')}."
+            if item.reason == RUN_FAILED and item.measured:
+                yield f"Error: {where} could not be completed: {item.measured.removesuffix('.')}."
                 continue
-            measured = f"measured {item['measured']}" if item.get("measured") else ""
-            why = "; ".join(part for part in (measured, words.explanation(item)) if part)
+            measured = f"measured {item.measured}" if item.measured else ""
+            why = "; ".join(part for part in (measured, item.explanation) if part)
             more = f", and {len(items) - 1} more for the same reason" if len(items) > 1 else ""
-            fix = f" {fix_of(str(item.get('reason') or ''))}".rstrip() if undecided else ""
+            fix = f" {fix_of(item.reason)}".rstrip() if undecided else ""
             yield (
-                f"{verdict} in {where}: {item.get('text', '')}"
+                f"{verdict} in {where}: {item.text}"
                 + (f" ({why.removesuffix('.')})" if why else "")
                 + f"{more}.{fix}"
             )
 
 
-def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[Mapping[str, Any]]]]:
+def _by_reason(items: Iterable[Judged]) -> Iterable[tuple[str, list[Judged]]]:
     """Group the items of one trial that share a reason. An item without a reason forms its own group."""
-    of = ((str(i.get("trial") or i.get("variant") or "the run"), number, i) for number, i in enumerate(items))
-    groups = grouped(((where, words.explanation(item) or str(number)), item) for where, number, item in of)
+    of = ((i.where or "the run", number, i) for number, i in enumerate(items))
+    groups = grouped(((where, item.explanation or str(number)), item) for where, number, item in of)
     return [(where, found) for (where, _), found in groups.items()]
 
 

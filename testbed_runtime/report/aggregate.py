@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from msgspec.structs import replace
+
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
-from testbed_runtime.report import words
+from testbed_runtime.core.judgement.verdict import Judged
 from testbed_runtime.report.answer import VariantAnswer
 from testbed_runtime.report.model import TrialView
 
@@ -19,11 +21,11 @@ LONG = 80
 """If any value has this many characters, only the first one is listed, such as the round trips of many paths."""
 
 
-def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:
+def expectations(items: Sequence[Judged]) -> list[Judged]:
     """Merge the judgements of one expectation over the trials of a variant, one row for each verdict and reason."""
 
-    def key(item: Row) -> tuple[Any, ...]:
-        return (item.get("variant"), item.get("text"), item.get("verdict"), words.explanation(item))
+    def key(item: Judged) -> tuple[str, ...]:
+        return (item.variant, item.text, item.verdict, item.explanation)
 
     return [_merged(group) for group in grouped((key(item), item) for item in items).values()]
 
@@ -37,7 +39,7 @@ def faults(items: Sequence[Row]) -> list[dict[str, Any]]:
     return [
         {
             **group[0],
-            "trial": _trials(group),
+            "trial": group[0]["trial"] if len(group) == 1 else f"{len(group)} trials",
             "when": _when(group),
             **{k: listed(i[k] for i in group) for k in ("asked", "measured", "after", "text")},
         }
@@ -53,20 +55,17 @@ def _when(group: Sequence[Row]) -> str:
     return f"{quantities.seconds(min(times))} to {quantities.seconds(max(times))} after the baseline"
 
 
-def _merged(group: Sequence[Row]) -> dict[str, Any]:
-    first = dict(group[0])
-    if len(group) > 1:
-        first |= {"trial": _trials(group), "measured": listed(i.get("measured") or "" for i in group)}
-        bounds = {str(i.get("bounded_by") or "") for i in group}
-        first["bounded_by"] = bounds.pop() if len(bounds) == 1 else ""
-    return first
-
-
-def _trials(group: Sequence[Row]) -> str:
+def _merged(group: Sequence[Judged]) -> Judged:
+    first = group[0]
     if len(group) == 1:
-        return str(group[0].get("trial") or "")
-    variant = str(group[0].get("variant") or "")
-    return f"{len(group)} trials" + (f" of {variant}" if variant else "")
+        return first
+    bounds = {item.bounded_by for item in group}
+    return replace(
+        first,
+        trial=f"{len(group)} trials" + (f" of {first.variant}" if first.variant else ""),
+        measured=listed(item.measured for item in group),
+        bounded_by=bounds.pop() if len(bounds) == 1 else "",
+    )
 
 
 def listed(texts: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import controls_of
+from testbed_runtime.core.judgement.verdict import RunVerdict, controls_of
 from testbed_runtime.core.options import BY_KEY, Options, equal_values
 from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.report import faultwords, words
@@ -28,7 +28,7 @@ def build(
     manifest: RunManifest,
     metrics: Sequence[Row],
     timeseries: Mapping[str, Any],
-    verdict: Mapping[str, Any],
+    verdict: RunVerdict,
     *,
     recoveries: Mapping[str, TrialRecovery] | None = None,
     comparison: Mapping[str, Any] | None = None,
@@ -41,7 +41,6 @@ def build(
     known, names = recoveries or {}, [entry.trial for entry in entries]
     views = [_trial(e, rows.get(name, []), series.get(name)) for e, name in zip(entries, names, strict=True)]
     trials = tuple(replace(view, answer=known.get(name)) for view, name in zip(views, names, strict=True))
-    expectations = tuple(verdict.get("expectations") or ())
     faults = tuple(_faults(entries, series))
     return RunView(
         name=manifest.name or manifest.run or "run",
@@ -50,12 +49,12 @@ def build(
         place=manifest.environment,
         seed="" if manifest.seed is None else str(manifest.seed),
         started=words.moment(manifest.started),
-        verdict=str(verdict.get("verdict") or "Inconclusive"),
-        summary=str(verdict.get("summary") or verdict.get("reason") or ""),
-        variants=tuple((str(v["variant"]), str(v["verdict"])) for v in verdict.get("variants") or ()),
-        first=tuple(first_things(trials, expectations, faults, entries)),
+        verdict=verdict.verdict,
+        summary=verdict.summary,
+        variants=verdict.variants,
+        first=tuple(first_things(trials, verdict.judged, faults, entries)),
         trials=trials,
-        expectations=expectations,
+        expectations=verdict.judged,
         faults=faults,
         settings=tuple(_settings(entries)),
         environment=tuple(_environment(manifest, metrics)),

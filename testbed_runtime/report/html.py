@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.report import aggregate, colours, words
 from testbed_runtime.report.answer import (
     NOTABLE_S,
@@ -101,8 +102,8 @@ def marked(text: str) -> Markup:
 def page(view: RunView) -> str:
     """Return the whole report as HTML."""
     template = environment().get_template("report.html.j2")
-    asked = [i for i in view.expectations if not i.get("implied")]
-    implied = [i for i in view.expectations if i.get("implied")]
+    asked = [i for i in view.expectations if not i.implied]
+    implied = [i for i in view.expectations if i.implied]
     chosen = shown_trials(view)
     figures = [_figures(index, trial, view) for index, trial in enumerate(chosen)]
     answers = aggregate.by_variant(view.trials)
@@ -122,17 +123,16 @@ def page(view: RunView) -> str:
         more_trials=len(view.trials) - len(chosen),
         phase_medians=aggregate.phases(view.trials) if view.compact else [],
         faults=aggregate.faults(view.faults) if view.compact else view.faults,
-        explanation=words.explanation,
         headline=headline,
         failures=[failure for f in figures if not f.rounds for failure in _failures(f.view)],
         savings=savings,
         variant_names=list(dict.fromkeys(t.variant for t in view.trials)),
         asked=aggregate.expectations(asked) if view.compact else asked,
         implied=aggregate.expectations(implied) if view.compact else implied,
-        implied_passed=(sum(1 for i in implied if i["verdict"] == "Pass"), len(implied)),
+        implied_passed=(sum(1 for i in implied if i.verdict is Verdict.PASS), len(implied)),
         level_of=level_of,
         times=_times,
-        meaning=words.VERDICT_MEANING.get(view.verdict, ""),
+        meaning=words.VERDICT_MEANING[view.verdict],
     )
 
 
@@ -140,7 +140,7 @@ def shown_trials(view: RunView) -> Sequence[TrialView]:
     """Return the trials that the page draws: all of them, or those that failed and the slowest, in the run's order."""
     if len(view.trials) <= DRAWN_MAX:
         return view.trials
-    failed = {i.get("trial") for i in view.expectations if i.get("verdict") != "Pass"}
+    failed = {i.trial for i in view.expectations if i.verdict is not Verdict.PASS}
     ranked = sorted(view.trials, key=lambda t: (t.trial in failed, aggregate.longest_s(t)), reverse=True)
     kept = {t.trial for t in ranked[:DRAWN_MAX]}
     return [t for t in view.trials if t.trial in kept]

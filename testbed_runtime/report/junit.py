@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 from xml.etree import ElementTree as ET  # nosec - written, never parsed
 
-from testbed_runtime.report import words
+from testbed_runtime.core.judgement.verdict import Judged, Verdict
 from testbed_runtime.report.model import RunView
 
 POLICIES = ("skip", "error", "fail", "pass")
@@ -24,9 +23,9 @@ def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
     root = ET.Element("testsuites", {"name": "headgate"})
     for view in views:
         # in the verdict's order; the empty name holds what belongs to no variant
-        judged = [str(item.get("variant") or "") for item in view.expectations]
-        for variant in dict.fromkeys([*judged, *(name for name, _ in view.variants)]):
-            items = [i for i in view.expectations if (i.get("variant") or "") == variant]
+        judged = [item.variant for item in view.expectations]
+        for variant in dict.fromkeys([*judged, *(one.variant for one in view.variants)]):
+            items = [i for i in view.expectations if i.variant == variant]
             _suite(root, view, variant, items, inconclusive)
     _count(root, list(root))
     root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
@@ -34,9 +33,7 @@ def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(
-    root: ET.Element, view: RunView, variant: str, items: Sequence[Mapping[str, Any]], inconclusive: str
-) -> None:
+def _suite(root: ET.Element, view: RunView, variant: str, items: Sequence[Judged], inconclusive: str) -> None:
     name = clean(f"{view.name}.{variant}" if variant else view.name)
     suite = ET.SubElement(root, "testsuite", {"name": name})
     if view.started:
@@ -44,38 +41,35 @@ def _suite(
     seconds = _seconds(view, items)
     suite.set("time", f"{sum(seconds):.3f}")
     for item, took in zip(items, seconds, strict=True):
-        where = f" [{item['trial']}]" if item.get("trial") else ""
-        text = clean(f"{item.get('text', '')}{where}")
+        text = clean(f"{item.text} [{item.trial}]" if item.trial else item.text)
         case = ET.SubElement(suite, "testcase", {"classname": name, "name": text, "time": f"{took:.3f}"})
         _outcome(case, item, inconclusive)
     _count(suite, [suite])
 
 
-def _seconds(view: RunView, items: Sequence[Mapping[str, Any]]) -> list[float]:
+def _seconds(view: RunView, items: Sequence[Judged]) -> list[float]:
     """Return the time of each case: an equal share of its trial's time, so that the cases of a trial add up to it."""
     durations = {t.trial: t.duration_s for t in view.trials}
-    counts = Counter(str(i.get("trial") or "") for i in items)
-    trials = [str(i.get("trial") or "") for i in items]
-    return [durations.get(trial, 0.0) / counts[trial] for trial in trials]
+    counts = Counter(item.trial for item in items)
+    return [durations.get(item.trial, 0.0) / counts[item.trial] for item in items]
 
 
-def _outcome(case: ET.Element, item: Mapping[str, Any], inconclusive: str) -> None:
-    verdict = str(item.get("verdict"))
-    kind = {"Fail": "failure", "Error": "error"}.get(verdict, "")
-    if verdict == "Inconclusive":
+def _outcome(case: ET.Element, item: Judged, inconclusive: str) -> None:
+    kind = {Verdict.FAIL: "failure", Verdict.ERROR: "error"}.get(item.verdict, "")
+    if item.verdict is Verdict.INCONCLUSIVE:
         kind = {"skip": "skipped", "error": "error", "fail": "failure", "pass": ""}[inconclusive]
     if not kind:
         return
     details = [
-        f"expected: {item['asked']}" if item.get("asked") else "",
-        f"measured: {item['measured']}" if item.get("measured") else "",
-        words.explanation(item),
-        f"bounded by: {item['bounded_by']}" if item.get("bounded_by") else "",
+        f"expected: {item.asked}" if item.asked else "",
+        f"measured: {item.measured}" if item.measured else "",
+        item.explanation,
+        f"bounded by: {item.bounded_by}" if item.bounded_by else "",
     ]
     lines = [line for line in details if line]
-    element = ET.SubElement(case, kind, {"message": clean("; ".join(lines) or verdict)})
+    element = ET.SubElement(case, kind, {"message": clean("; ".join(lines) or item.verdict)})
     if kind != "skipped":
-        element.set("type", clean(str(item.get("reason") or verdict)))
+        element.set("type", clean(item.reason or item.verdict))
         element.text = clean("\n".join(lines))
 
 

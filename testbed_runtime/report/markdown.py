@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
-from testbed_runtime.core.judgement.verdict import worst
+from testbed_runtime.core.judgement.verdict import Judged, Verdict
+from testbed_runtime.core.judgement.verdict import aggregate as aggregate_verdicts
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import (
     NO_INTERVALS,
@@ -61,7 +61,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 def run_markdown(view: RunView) -> str:
     """Return the summary of one run."""
-    lines = [f"## {MARKS.get(view.verdict, '')} {cell(view.name)}: {view.verdict}", ""]
+    lines = [f"## {MARKS[view.verdict]} {cell(view.name)}: {view.verdict}", ""]
     if view.summary:
         lines += [line(view.summary), ""]
     if view.hypothesis:
@@ -93,20 +93,19 @@ def run_markdown(view: RunView) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) -> list[str]:
+def expectations(items: Sequence[Judged], *, merged: bool = False) -> list[str]:
     """List the scenario's expectations first, then those built-in checks that did not pass. `merged`: one row for all
     trials that agree."""
-    chosen = [i for i in items if not i.get("implied") or i.get("verdict") != "Pass"]
-    chosen.sort(key=lambda item: bool(item.get("implied")))
+    chosen = [i for i in items if not i.implied or i.verdict is not Verdict.PASS]
+    chosen.sort(key=lambda item: item.implied)
     shown = aggregate.expectations(chosen) if merged else chosen
     lines = table(
         ("", "trial", "expectation", "measured", "why"),
         (
-            (f"{MARKS.get(str(i.get('verdict')), '')} {i.get('verdict')}", i.get("trial") or i.get("variant") or "",
-             i.get("text", ""), i.get("measured") or quantities.DASH, _why(i))
+            (f"{MARKS[i.verdict]} {i.verdict}", i.where, i.text, i.measured or quantities.DASH, _why(i))
             for i in shown
         ),
-    )  # fmt: skip
+    )
     silent = len(items) - len(chosen)
     if silent:
         checks = quantities.counted(silent, "built-in check")
@@ -114,10 +113,9 @@ def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) ->
     return lines
 
 
-def _why(item: Mapping[str, Any]) -> str:
+def _why(item: Judged) -> str:
     """Return the reason or what bounded the value, then what the trials show, such as the false-pass risk of a quantile."""
-    reason = words.explanation(item) or item.get("bounded_by") or ""
-    return "; ".join(filter(None, (reason, item.get("note"))))
+    return "; ".join(filter(None, (item.explanation or item.bounded_by, item.note)))
 
 
 def _comparison(view: RunView) -> list[str]:
@@ -170,15 +168,15 @@ def _prices(
 
 def summary_markdown(views: Sequence[RunView]) -> str:
     """Return the summary of several runs: one table, then each run that did not pass."""
-    verdict = str(worst(view.verdict for view in views))
+    verdict = aggregate_verdicts(view.verdict for view in views)
     lines = [f"# {MARKS[verdict]} Headgate: {verdict}", ""]
     lines += table(
         ("scenario", "verdict", "expectations", "summary"),
-        ((v.name, f"{MARKS.get(v.verdict, '')} {v.verdict}", held(v.expectations), v.summary) for v in views),
+        ((v.name, f"{MARKS[v.verdict]} {v.verdict}", held(v.expectations), v.summary) for v in views),
     )
-    return "\n".join(lines) + "".join("\n" + run_markdown(v) for v in views if v.verdict != "Pass")
+    return "\n".join(lines) + "".join("\n" + run_markdown(v) for v in views if v.verdict is not Verdict.PASS)
 
 
-def held(items: Sequence[Mapping[str, Any]]) -> str:
+def held(items: Sequence[Judged]) -> str:
     """Count the items that passed: `4 of 5`."""
-    return f"{sum(1 for i in items if i.get('verdict') == 'Pass')} of {len(items)}"
+    return f"{sum(1 for i in items if i.verdict is Verdict.PASS)} of {len(items)}"

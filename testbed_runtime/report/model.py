@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.verdict import Judged, VariantVerdict, Verdict
 
 FULL_TRIALS = 12
 """Maximum trials that a page shows in full."""
@@ -76,12 +77,12 @@ class RunView(Struct, frozen=True):
     place: str
     seed: str
     started: str
-    verdict: str
+    verdict: Verdict
     summary: str
-    variants: tuple[tuple[str, str], ...]
+    variants: tuple[VariantVerdict, ...]
     first: tuple[str, ...]
     trials: tuple[TrialView, ...]
-    expectations: tuple[Mapping[str, Any], ...]
+    expectations: tuple[Judged, ...]
     faults: tuple[Mapping[str, Any], ...]
     settings: tuple[Setting, ...]
     environment: tuple[tuple[str, str], ...]

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed_runtime.core.judgement.metrics import reason_text
 from testbed_runtime.core.judgement.quantities import DASH, count, seconds
 
 TRIAL_PHASES: dict[str, tuple[str, str]] = {
@@ -100,12 +99,6 @@ def mapping(values: Mapping[str, Any]) -> str:
     names = {name: spaced(re.sub(r"_(ns|s|bytes)$", "", name)).lower() for name in given}
     parts = [f"{names[name]} {value_of(name, value)}" for name, value in given.items()]
     return ", ".join(parts) or DASH
-
-
-def explanation(item: Mapping[str, Any]) -> str:
-    """Return the reason for a judgement in words; empty without one."""
-    reason = str(item.get("reason") or "")
-    return str(item.get("explanation") or reason_text(reason))
 
 
 def moment(iso: str) -> str:

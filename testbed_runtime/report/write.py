@@ -15,6 +15,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict
 from testbed_runtime.core.trial.manifest import RunManifest, ScenarioEntry
 from testbed_runtime.files import read_document, read_json, write_whole
 from testbed_runtime.history.manifest import read_manifest
@@ -34,13 +35,13 @@ def write_report(
     manifest: RunManifest,
     metrics: Sequence[Document],
     timeseries: Document,
-    verdict: Document,
+    verdict: RunVerdict,
     inconclusive: str = "skip",
 ) -> Path:
     """Write `report.html`, `report.md` and `junit.xml` into `folder` and return the path of the page.
 
     `recovery.json` and `comparison.json` are read from `folder`, if they exist. Without metrics, `recovery.json` is not read,
-    because it is from an earlier evaluation. `metrics` holds the rows of metrics.json; `timeseries` and `verdict` are the files of those names.
+    because it is from an earlier evaluation. `metrics` holds the rows of metrics.json; `timeseries` is the file of that name.
     `inconclusive` says how junit.xml reports an Inconclusive expectation (`skip`, `error`, `fail`, `pass`).
     """
     view = build(
@@ -71,16 +72,16 @@ def write_summary(
 
 def _refused(name: str, why: str) -> RunView:
     text = "the scenario can run in this environment"
-    judged = {"text": text, "verdict": "Error", "measured": why, "variant": "", "trial": "", "implied": True}
+    judged = Judged(text=text, verdict=Verdict.ERROR, measured=why, implied=True)
     scenario = ScenarioEntry(metadata={"name": name})
-    verdict = {"verdict": "Error", "summary": why, "expectations": [judged]}
+    verdict = RunVerdict(verdict=Verdict.ERROR, summary=why, judged=(judged,))
     return build(RunManifest(run="", expectations={}, scenario=scenario), [], {}, verdict)
 
 
 def _read(run: Path) -> RunView:
     manifest, path = read_manifest(run), run / VERDICT_FILE
     try:
-        verdict = read_document(path)
+        verdict = RunVerdict.from_json(read_document(path))
     except (OSError, ValueError) as error:
         raise HeadgateError(f"cannot read {path}: {error}") from None
     return build(

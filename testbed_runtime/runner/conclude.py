@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from testbed_runtime.core.documents import COMPARISON_FILE, VERDICT_FILE
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import comparison
@@ -111,16 +113,16 @@ def conclude(
     *,
     error: str = "",
     inconclusive: str = "skip",
-) -> tuple[dict[str, Any], Path]:
-    """Judge, write verdict.json and the report. Return the verdict as written, and the path of the report."""
+) -> tuple[RunVerdict, Path]:
+    """Judge, write verdict.json and the report. Return the verdict, and the path of the report."""
     from testbed_runtime.report import write_report
     from testbed_runtime.report.answer import answer_lines
 
     # without rows, the other results are those of an earlier evaluation
     series, recoveries = (read_series(folder), read_recoveries(folder)) if rows else ({}, {})
-    verdict = verdict_of(manifest, rows, error=error).to_json()
-    verdict["answer"] = answer_lines(manifest.trials, recoveries)
-    write_json(folder / VERDICT_FILE, verdict)
+    answer = tuple(answer_lines(manifest.trials, recoveries))
+    verdict = replace(verdict_of(manifest, rows, error=error), answer=answer)
+    write_json(folder / VERDICT_FILE, verdict.to_json())
     write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
     report = write_report(
         folder,
@@ -133,7 +135,7 @@ def conclude(
     return verdict, report
 
 
-def reread(folder: Path) -> tuple[dict[str, Any], Path]:
+def reread(folder: Path) -> tuple[RunVerdict, Path]:
     """Judge the metrics in a folder and write its report again."""
     manifest = read_manifest(folder)
     return conclude(folder, manifest, read_rows(folder, manifest))

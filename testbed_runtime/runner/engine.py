@@ -28,6 +28,7 @@ from testbed_runtime.core.documents import (
 )
 from testbed_runtime.core.errors import HeadgateError, TestbedNotReady, UserError
 from testbed_runtime.core.judgement.quantities import counted
+from testbed_runtime.core.judgement.verdict import RunVerdict
 from testbed_runtime.core.trial.plan import (
     CONTROL,
     REAL_PARALLELISM_MAX,
@@ -70,8 +71,7 @@ REPORT_FILES = (PAGE_FILE, SUMMARY_FILE, JUNIT_FILE, COMPARISON_FILE)
 
 class RunResult(Struct, frozen=True):
     folder: Path
-    verdict: dict[str, Any]
-    """The content of verdict.json; `verdict` is Pass, Fail, Inconclusive or Error."""
+    verdict: RunVerdict
     report: Path
     evaluation_failure: str = ""
     """Why there are no rows, with the end of Spark's log. Empty if the evaluation succeeded."""
@@ -427,5 +427,5 @@ async def judge_run(
     progress.on_event(Evaluating("writing the report"))
     verdict, report = conclude(kept.path, manifest, rows, error=failure, inconclusive=inconclusive)
     await kept.keep(VERDICT_FILE, *REPORT_FILES)
-    progress.on_event(RunEnded(verdict["verdict"], str(kept.path), str(report)))
+    progress.on_event(RunEnded(verdict.verdict, str(kept.path), str(report)))
     return RunResult(kept.path, verdict, report, failure)

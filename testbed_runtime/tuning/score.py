@@ -19,11 +19,10 @@ from testbed_runtime.core.judgement.quantities import DASH, apart, counted, form
 from testbed_runtime.core.judgement.recovery import Margin, TrialRecovery
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval, mean_interval
-from testbed_runtime.core.judgement.verdict import worst
+from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict, aggregate
 from testbed_runtime.core.waits import PRODUCT, named_today
 from testbed_runtime.tuning.grid import CURRENT, DEFAULT, PlannedRun, Row, rows
 
-PASS = "Pass"  # noqa: S105 - a verdict
 MATTERS = comparison.MATTERS
 """Values that differ by less than this share are equal when the best row is chosen."""
 
@@ -88,10 +87,10 @@ def _names(text: str, key: str) -> bool:
 
 
 class Outcome(Struct, frozen=True):
-    """The result of one run. `verdict` is the content of verdict.json, `recovery` that of recovery.json."""
+    """The result of one run. `recovery` is the content of recovery.json."""
 
     run: PlannedRun
-    verdict: Mapping[str, Any]
+    verdict: RunVerdict
     recovery: Mapping[str, Any] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     """The faults of its scenario."""
@@ -113,8 +112,8 @@ class Line(Struct, frozen=True):
     """One row of the table."""
 
     row: Row
-    verdict: str
-    """The worst verdict of its runs; empty until one has finished."""
+    verdict: Verdict | None
+    """The most severe verdict of its runs; None until one has finished."""
     objectives: tuple[Value, ...]
     runs: tuple[str, ...]
     whole: bool
@@ -140,7 +139,7 @@ class Line(Struct, frozen=True):
     def eligible(self) -> bool:
         """Whether it may be recommended: complete, passed, every objective measured and recovered."""
         measured = all(v.number is not None and not v.bounded for v in self.objectives)
-        return self.whole and self.verdict == PASS and measured
+        return self.whole and self.verdict is Verdict.PASS and measured
 
 
 def table(
@@ -208,7 +207,7 @@ def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
         line.row.number
         for line in lines
         if line.row.reference
-        or line.verdict == "Inconclusive"
+        or line.verdict is Verdict.INCONCLUSIVE
         or _on_front(spec.objectives, line, lines, RULED_OUT)
     }
 
@@ -254,9 +253,8 @@ def _on_front(
 
 
 def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality: Quality | None) -> Line:
-    verdicts = [str(o.verdict.get("verdict", "Error")) for o in outcomes]
-    verdict = str(worst(verdicts)) if verdicts else ""
-    bad = next((o for v, o in zip(verdicts, outcomes, strict=True) if v == verdict != PASS), None)
+    verdict = aggregate(o.verdict.verdict for o in outcomes) if outcomes else None
+    bad = next((o for o in outcomes if o.verdict.verdict is verdict is not Verdict.PASS), None)
     return Line(
         row=row,
         verdict=verdict,
@@ -271,10 +269,9 @@ def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality:
 
 def _why(outcome: Outcome) -> str:
     """Name the scenario, its faults, and what failed first."""
-    summary = str(outcome.verdict.get("summary") or outcome.verdict.get("reason") or "")
     names = ", ".join(f"`{name}`" for name in outcome.faults)
     faults = f" ({'faults' if len(outcome.faults) > 1 else 'fault'} {names})" if names else ""
-    return f"{outcome.run.scenario}{faults}: {summary}"
+    return f"{outcome.run.scenario}{faults}: {outcome.verdict.summary}"
 
 
 def _value(objective: Objective, outcomes: Sequence[Outcome], quality: Quality | None) -> Value:
@@ -282,27 +279,31 @@ def _value(objective: Objective, outcomes: Sequence[Outcome], quality: Quality |
         return _computed(objective.metric, quality)
     by_scenario = [_items(objective, outcome.verdict) for outcome in outcomes]
     items = [item for found in by_scenario for item in found]
-    if not items or any(item.get("value") is None for item in items):
+    if not items or any(item.value is None for item in items):
         return Value()
 
-    def mean(found: Sequence[Mapping[str, Any]]) -> float:
-        return sum(float(item["value"]) for item in found) / len(found)
+    def mean(found: Sequence[Judged]) -> float:
+        return sum(_values(found)) / len(found)
 
     choose = max if objective.direction == "min" else min
     shown = choose(filter(None, by_scenario), key=mean)
-    bounded = any(item.get("at_least") for item in items)
-    interval = mean_interval([float(i["value"]) for i in shown], confidence=CONFIDENCE, seed=comparison.SEED)
+    bounded = any(item.at_least for item in items)
+    interval = mean_interval(_values(shown), confidence=CONFIDENCE, seed=comparison.SEED)
     samples = [
         comparison.Sample(
             pair=number * 1000 + i,
-            value=float(item["value"]),
-            reason=NOT_RECOVERED if item.get("at_least") else "",
+            value=item.value,
+            reason=NOT_RECOVERED if item.at_least else "",
         )
         for number, found in enumerate(by_scenario)
         for i, item in enumerate(found)
     ]
     text = _text(objective, mean(shown), shown, interval, bounded)
     return Value(mean(shown), text, interval, bounded, tuple(samples))
+
+
+def _values(items: Sequence[Judged]) -> list[float]:
+    return [item.value for item in items if item.value is not None]
 
 
 def _computed(metric: str, quality: Quality | None) -> Value:
@@ -323,12 +324,12 @@ def format_number(number: float, unit: str) -> str:
 def _text(
     objective: Objective,
     mean: float,
-    items: Sequence[Mapping[str, Any]],
+    items: Sequence[Judged],
     interval: Interval | None,
     bounded: bool,
 ) -> str:
     if len(items) == 1:
-        return str(items[0].get("measured") or mean)
+        return items[0].measured or str(mean)
     unit = METRICS[objective.metric].unit
     text = ("at least " if bounded else "") + format_value(mean, unit)
     if interval is None or bounded:
@@ -337,15 +338,12 @@ def _text(
     return text if low == high else f"{text} [{low}, {high}]"
 
 
-def _items(objective: Objective, verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _items(objective: Objective, verdict: RunVerdict) -> list[Judged]:
     wanted, phase = quantile_of(objective), PHASE_NAMES.get(objective.phase or "", objective.phase or "")
     return [
         item
-        for item in verdict.get("expectations", ())
-        if item.get("metric") == objective.metric
-        and item.get("quantile") == wanted
-        and (item.get("phase") or "") == phase
-        and not item.get("implied")
+        for item in verdict.judged
+        if (item.metric, item.quantile, item.phase) == (objective.metric, wanted, phase) and not item.implied
     ]
 
 
@@ -389,7 +387,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
         other = references.get(name)
         if other is None or other.best:
             continue
-        if other.verdict != PASS:
+        if other.verdict is not Verdict.PASS:
             found.append(f"{other.row.text}: {other.verdict or DASH}: {other.reason}")
         elif other.eligible:
             found.append(f"compared with {other.row.text}: {'; '.join(against(spec, chosen, other))}")

@@ -22,7 +22,7 @@ def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, 
         {
             "options": dict(line.row.options),
             "reference": line.row.reference,
-            "verdict": line.verdict,
+            "verdict": line.verdict or "",
             "objectives": {title(o): text for o, text in zip(spec.objectives, line.texts, strict=True)},
             "runs": list(line.runs),
             "best": line.best,

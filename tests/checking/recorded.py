@@ -154,7 +154,7 @@ def record(document: Row, *, start_s: float = 1000.0) -> Recorded:
     began = patch.dict(run_virtual.__kwdefaults__, start_s=start_s)
     with tempfile.TemporaryDirectory() as folder, began:
         ran = run_one(document, Path(folder))
-    assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
+    assert ran.result.verdict.verdict == "Pass", ran.result.verdict.summary
     return Recorded(ran.trial, json.loads(msgspec.json.encode(ran.entry)))
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
-from testbed_runtime.core.judgement.verdict import Verdict
+from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.history.reader import read_trial
@@ -247,7 +247,7 @@ def sealed_trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def conclude(folder: Path) -> dict[str, Any]:
+def conclude(folder: Path) -> RunVerdict:
     return asyncio.run(judge_run(folder, DirectEvaluator(), Silent())).verdict
 
 
@@ -255,7 +255,7 @@ def test_the_good_history_is_sound(history: Any, sealed_trial: Path, tmp_path: P
     """Without damage the same run passes, so every verdict below comes from the damage."""
     folder = write(tmp_path, sealed_trial, history.entry())
     assert check_trial(read_trial(folder, run=RUN), history.entry()) == []
-    assert conclude(tmp_path)["verdict"] == str(Verdict.PASS)
+    assert conclude(tmp_path).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(("what", "table", "column", "change"), DAMAGE, ids=[d[0] for d in DAMAGE])
@@ -269,8 +269,8 @@ def test_a_damaged_history_is_an_error_that_names_table_and_column(
         read_trial(folder, run=RUN, entry=history.entry())
     assert any((d.table, d.column) == (table, column) for d in caught.value.found)
     verdict = conclude(tmp_path)
-    assert verdict["verdict"] == str(Verdict.ERROR)
-    assert f"{table}.parquet, column {column}" in verdict["summary"]
+    assert verdict.verdict is Verdict.ERROR
+    assert f"{table}.parquet, column {column}" in verdict.summary
 
 
 def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, sealed_trial: Path, tmp_path: Path):
@@ -280,8 +280,8 @@ def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, sealed_tria
     del sealed["rows"]["tasks"]
     (folder / SEALED).write_text(json.dumps(sealed))
     verdict = conclude(tmp_path)
-    assert verdict["verdict"] == str(Verdict.ERROR)
-    assert "sealed.json: has no number of rows of tasks" in verdict["summary"]
+    assert verdict.verdict is Verdict.ERROR
+    assert "sealed.json: has no number of rows of tasks" in verdict.summary
 
 
 @pytest.mark.parametrize(
@@ -320,13 +320,13 @@ def test_an_emptied_table_never_passes(history: Any, sealed_trial: Path, tmp_pat
     """Its rows are missing from the sequence numbers, so nothing can be said: neither a pass nor lost records."""
     write(tmp_path, sealed_trial, history.entry(), table, lambda t: t.slice(0, 0))
     verdict = conclude(tmp_path)
-    assert verdict["verdict"] == str(Verdict.INCONCLUSIVE), verdict["summary"]
+    assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.summary
     if table in ("delivery", "events"):  # the others are the last rows, or the only ones, of their process
-        missing = next(e for e in verdict["expectations"] if e["metric"] == "history.missing")
-        assert f"{table} is empty" in missing["measured"]
-        assert "column seq of " in missing["measured"]
-        assert "waits: jobmanager-1 lacks" in missing["measured"]
-        assert missing["measured"] in verdict["summary"]
+        missing = next(e for e in verdict.judged if e.metric == "history.missing")
+        assert f"{table} is empty" in missing.measured
+        assert "column seq of " in missing.measured
+        assert "waits: jobmanager-1 lacks" in missing.measured
+        assert missing.measured in verdict.summary
 
 
 @pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])

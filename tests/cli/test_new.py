@@ -23,4 +23,4 @@ def test_the_first_run_with_own_options_does_not_fail_for_a_limit_that_headgate_
     spec = yaml.safe_load(path.read_text())["spec"]
     assert f"within {spec['expect'][0]['max']}" in spec["hypothesis"]
     result = running.simulate_loaded(loading.load(path), out=tmp_path, quiet=True)
-    assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+    assert result.verdict.verdict == "Pass", result.verdict.summary

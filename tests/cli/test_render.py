@@ -19,10 +19,12 @@ from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.options import Policy
 from testbed_runtime.cli.render import Live, Plain, line_of
 from testbed_runtime.cli.running import exit_code, print_verdict
-from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
+from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, NO_DATA, NOT_RECOVERED
+from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict
 from testbed_runtime.evaluation.evaluate import STAGES
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
+from tests import verdicts
 
 JOB = JobNow(
     running_tasks=6,
@@ -34,18 +36,9 @@ JOB = JobNow(
 SAMPLE = p.Sample(7.4, "RUNNING", JOB)
 
 
-def judged(**fields: Any) -> dict[str, Any]:
-    """An expectation as verdict.json has it."""
-    base = {
-        "verdict": "Pass",
-        "variant": "fast",
-        "trial": "",
-        "text": "asked",
-        "measured": "2 s",
-        "quantile": None,
-        "reason": "",
-    }
-    return {**base, "explanation": "", "note": "", **fields}
+def judged(**fields: Any) -> Judged:
+    """An expectation of the variant `fast`."""
+    return verdicts.judged(**{"variant": "fast", "measured": "2 s", **fields})
 
 
 def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_shows(capsys, tmp_path: Path):
@@ -56,23 +49,22 @@ def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_sh
             verdict="Inconclusive",
             text="a",
             measured="between 1 s and 2 s",
-            explanation="not decided",
+            reason=INDISTINGUISHABLE,
             note="6 pairs",
         ),
-        judged(verdict="Inconclusive", text="b", measured="", explanation="no data"),
+        judged(verdict="Inconclusive", text="b", measured="", reason=NO_DATA),
         judged(verdict="Fail", text="c"),
         judged(text="d", quantile=0.9, note="9 of 10"),
         judged(text="e", quantile=0.99, trial="fast-1", note="unused"),
         judged(text="f", note="7 pairs"),
     ]
-    result = RunResult(
-        tmp_path, {"verdict": "Fail", "summary": "s", "expectations": items}, tmp_path / "r.html"
-    )
+    found = RunVerdict(verdict=Verdict.FAIL, summary="s", judged=tuple(items))
+    result = RunResult(tmp_path, found, tmp_path / "r.html")
     print_verdict("name", result)
     assert capsys.readouterr().out.splitlines()[1:-1] == [
         "  Fail: fast: c: measured 2 s",
-        "  Inconclusive: fast: a: measured between 1 s and 2 s; not decided",
-        "  Inconclusive: fast: b: no data",
+        "  Inconclusive: fast: a: measured between 1 s and 2 s; the trials do not decide it: the required difference is within the confidence interval",
+        "  Inconclusive: fast: b: the history has no data for this",
         "  fast: d: 9 of 10",
     ]
 
@@ -81,7 +73,7 @@ def test_an_expectation_that_fails_in_a_hundred_trials_is_not_listed_a_hundred_t
     """The first five trials of each variant, and how many more there are."""
     items = [judged(verdict="Fail", trial=f"fast-{n}", measured=f"{n} s") for n in range(1, 101)]
     items.append(judged(verdict="Fail", variant="slow", trial="slow-1"))
-    verdict = {"verdict": "Fail", "summary": "s", "expectations": items}
+    verdict = RunVerdict(verdict=Verdict.FAIL, summary="s", judged=tuple(items))
     print_verdict("name", RunResult(tmp_path, verdict, tmp_path / "r.html"))
     assert capsys.readouterr().out.splitlines()[1:-1] == [
         *(f"  Fail: fast-{n}: asked: measured {n} s" for n in range(1, 6)),
@@ -94,9 +86,8 @@ def test_an_expectation_that_fails_in_a_hundred_trials_is_not_listed_a_hundred_t
 def test_the_terminal_says_what_to_do_if_nothing_is_decided(capsys, tmp_path: Path, verdict: str, lines: int):
     """Once for each reason. A run that failed is decided, whatever else is not."""
     items = [judged(verdict="Inconclusive", text=text, reason=NOT_RECOVERED) for text in "ab"]
-    result = RunResult(
-        tmp_path, {"verdict": verdict, "summary": "s", "expectations": items}, tmp_path / "r.html"
-    )
+    found = RunVerdict(verdict=Verdict(verdict), summary="s", judged=tuple(items))
+    result = RunResult(tmp_path, found, tmp_path / "r.html")
     print_verdict("name", result)
     assert capsys.readouterr().out.count("\n  what to do: Raise `observation`.") == lines
 
@@ -280,8 +271,8 @@ def test_without_a_signal_the_result_comes_back():
 
 def test_the_exit_code_is_that_of_the_worst_verdict_unless_the_policy_replaces_it():
     """0 Pass, 1 Fail, 2 Error, 3 Inconclusive. The policy is about Inconclusive only."""
-    verdicts = ("Pass", "Fail", "Error", "Inconclusive")
-    assert [exit_code([verdict], Policy.REPORT) for verdict in verdicts] == [0, 1, 2, 3]
+    found = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.INCONCLUSIVE)
+    assert [exit_code([verdict], Policy.REPORT) for verdict in found] == [0, 1, 2, 3]
     policies = (Policy.FAIL, Policy.PASS, Policy.RETRY)
-    assert [exit_code(["Pass", "Inconclusive"], policy) for policy in policies] == [1, 0, 3]
-    assert exit_code(["Fail"], Policy.PASS) == 1
+    assert [exit_code(found[0::3], policy) for policy in policies] == [1, 0, 3]
+    assert exit_code([Verdict.FAIL], Policy.PASS) == 1

@@ -19,6 +19,7 @@ from testbed_runtime.cli.seeds import ALIKE, are_alike, lines
 from testbed_runtime.cli.study_runs import Done, Task
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import distributions
+from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "02-taskmanager-killed"
 
@@ -75,7 +76,7 @@ def test_a_distribution_of_one_value_says_how_to_get_others(
     for variant in document["spec"]["variants"]:
         variant["faults"][0] |= jitter
     (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(document))
-    found = [seeds._SeedResult("Pass", [row(2.0)], [], {})] * 2
+    found = [seeds._SeedResult(Verdict.PASS, [row(2.0)], [], {})] * 2
     monkeypatch.setattr(seeds, "_runs", lambda *_, **__: found)
     arguments = ["simulate", str(tmp_path), "--seeds", "2", "--out", str(tmp_path / "runs")]
     done = CliRunner().invoke(build(), arguments, catch_exceptions=False)
@@ -123,7 +124,7 @@ def test_a_seed_that_cannot_be_simulated_ends_the_command(tmp_path: Path, monkey
     task = Task(7, {}, tmp_path, (), tmp_path / "run", keep_history=True)
 
     def simulate_all(tasks: list[Task], *, jobs: int, on_done: Any) -> list[Done]:
-        on_done(Done(7, {"verdict": "Error", "summary": "out of memory"}, {}))
+        on_done(Done(7, RunVerdict(verdict=Verdict.ERROR, summary="out of memory"), {}))
         return []
 
     monkeypatch.setattr(seeds, "simulate_all", simulate_all)

@@ -12,6 +12,7 @@ from testbed_runtime.cli import faults, plan
 from testbed_runtime.cli.running import print_verdict
 from testbed_runtime.cli.tables import fitting, side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
+from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.core.options import Options
 from testbed_runtime.faults.registry import LOCAL
 from testbed_runtime.runner.engine import RunResult
@@ -68,7 +69,7 @@ def test_a_run_of_several_variants_ends_with_the_table(
     """Between the answer and what did not hold; nothing to compare prints nothing."""
     if content is not None:
         (tmp_path / COMPARISON_FILE).write_text(content)
-    verdict = {"verdict": "Pass", "summary": "s", "answer": ["the answer"], "expectations": []}
+    verdict = RunVerdict(verdict=Verdict.PASS, summary="s", answer=("the answer",))
     print_verdict("name", RunResult(tmp_path, verdict, tmp_path / "report.html"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "  the answer"

@@ -13,7 +13,9 @@ from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.verdict import (
     RunVerdict,
+    TrialCause,
     TrialFacts,
+    VariantVerdict,
     Verdict,
     aggregate,
     controls_of,
@@ -224,7 +226,7 @@ def test_the_first_scenario_fails_and_the_last_passes():
     rows = [r | {"trial": t} for t in ("a-1", "b-1") for r in good_rows(fault_verified=None)]
     rows = [r | {"value": 9} if (r["trial"], r["metric"]) == ("a-1", "recovery.detect") else r for r in rows]
     found = judge(trials=trials, expectations={"a": (DETECT,), "b": (DETECT,)}, rows=rows)
-    assert found.variants == {"a": FAIL, "b": PASS}
+    assert found.variants == (VariantVerdict("a", FAIL), VariantVerdict("b", PASS))
     assert found.verdict is FAIL
 
 
@@ -234,7 +236,7 @@ def test_the_order_of_verdicts_never_matters(verdicts: list[Verdict], random: An
     shuffled = list(verdicts)
     random.shuffle(shuffled)
     assert aggregate(shuffled) is aggregate(verdicts)
-    assert all(aggregate([*verdicts, v]) >= aggregate(verdicts) for v in Verdict)
+    assert all(aggregate([*verdicts, v]).severity >= aggregate(verdicts).severity for v in Verdict)
 
 
 def many(values: list[float | None], **more: Any) -> tuple[tuple[TrialFacts, ...], list[dict[str, Any]]]:
@@ -453,7 +455,7 @@ def test_a_failed_job_is_named_with_its_root_cause():
     found = judged(rows)
     assert found.verdict is FAIL
     assert found.summary == f"the job keeps running in main-1: measured FAILED: {CAUSE}"
-    assert found.to_json()["causes"] == [{"trial": "main-1", "cause": CAUSE}]
+    assert found.causes == (TrialCause("main-1", CAUSE),)
     runs = next(j for j in found.judged if j.text == "the job keeps running")
     assert (runs.reason, runs.measured) == ("", f"FAILED: {CAUSE}")
 

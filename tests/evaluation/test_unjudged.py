@@ -15,6 +15,7 @@ from testbed_runtime.checking.unjudged import TEXT_MAX, described
 from testbed_runtime.cli import loading
 from testbed_runtime.core.documents import RECOVERY_FILE, TIMESERIES_FILE
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
+from testbed_runtime.core.judgement.verdict import VariantVerdict, Verdict
 from testbed_runtime.evaluation import pipeline, splits, tables
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.conclude import reread
@@ -52,15 +53,15 @@ def test_an_exception_of_a_checker_is_the_error_of_its_trial(
     break_checker(monkeypatch, pipeline, name, BROKEN)
     without_spark(folder, folder.parent / "catalogue")
     verdict, report = reread(folder)
-    errors = [e for e in verdict["expectations"] if e["verdict"] == "Error"]
-    assert verdict["verdict"] == "Error"
-    assert [(e["trial"], e["reason"]) for e in errors] == [(BROKEN, RUN_FAILED)]
-    assert errors[0]["measured"].startswith(
+    errors = [e for e in verdict.judged if e.verdict is Verdict.ERROR]
+    assert verdict.verdict is Verdict.ERROR
+    assert [(e.trial, e.reason) for e in errors] == [(BROKEN, RUN_FAILED)]
+    assert errors[0].measured.startswith(
         "its history could not be judged: KeyError: 'no-such-table' (testbed_runtime/history/schema.py:"
     )
-    assert f"{BROKEN} could not be completed: its history" in verdict["summary"]
-    assert {e["trial"] for e in verdict["expectations"]} == {BROKEN, WHOLE}
-    assert {v["variant"]: v["verdict"] for v in verdict["variants"]}["short-timeout"] == "Error"
+    assert f"{BROKEN} could not be completed: its history" in verdict.summary
+    assert {e.trial for e in verdict.judged} == {BROKEN, WHOLE}
+    assert VariantVerdict("short-timeout", Verdict.ERROR) in verdict.variants
     assert list(json.loads((folder / RECOVERY_FILE).read_text())).count(BROKEN) == 0
     series = json.loads((folder / TIMESERIES_FILE).read_text())["trials"]
     assert [one["trial"] for one in series if one["trial"] in (BROKEN, WHOLE)] == [WHOLE]
@@ -76,7 +77,7 @@ def test_a_control_trial_whose_noise_cannot_be_computed_is_the_only_error(
         break_checker(monkeypatch, module, "control_noise", control)
     without_spark(folder)
     verdict, _ = reread(folder)
-    errors = [e["trial"] for e in verdict["expectations"] if e["verdict"] == "Error"]
+    errors = [e.trial for e in verdict.judged if e.verdict is Verdict.ERROR]
     assert errors == [control]
 
 
@@ -128,6 +129,5 @@ def test_a_simulated_trial_that_cannot_be_judged_is_an_error(tmp_path: Path, mon
     break_checker(monkeypatch, simulation, "trial_metrics", "main-1")
     result, _ = run_document(loading.load(SCENARIO).document, tmp_path)
     assert (
-        "main-1 could not be completed: its history could not be judged: KeyError"
-        in result.verdict["summary"]
+        "main-1 could not be completed: its history could not be judged: KeyError" in result.verdict.summary
     )

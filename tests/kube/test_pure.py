@@ -39,6 +39,7 @@ from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
 from tests.entry.pods import SPEC
 from tests.manifests import run_manifest
+from tests.verdicts import run_verdict
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -236,9 +237,9 @@ def test_the_status_has_the_rounds_of_each_outage_with_their_owners():
 def test_the_status_has_the_lines_of_the_answer_within_bounds():
     """Only these lines have the savings of lower values, and the intervals of several trials."""
     lines = ["main-1: down 1.72 s", "main-1: heartbeat: a lower value saves at most 700 ms"]
-    assert answer_of({"answer": lines}) == tuple(lines)
-    assert answer_of({}) == ()
-    *long, rest = answer_of({"answer": ["x" * (MAX_TEXT + 1)] * (MAX_ANSWER + 1)})
+    assert answer_of(run_verdict(answer=lines)) == tuple(lines)
+    assert answer_of(run_verdict()) == ()
+    *long, rest = answer_of(run_verdict(answer=["x" * (MAX_TEXT + 1)] * (MAX_ANSWER + 1)))
     assert {len(line) for line in long} == {MAX_TEXT}
     assert (len(long), rest) == (MAX_ANSWER - 1, "… and 2 more lines in the report")
 

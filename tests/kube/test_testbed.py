@@ -163,14 +163,14 @@ class Kept(DirectEvaluator):
 
 def explained(played: Played, result: Any) -> str:
     texts = [e.text for e in played.progress.events if isinstance(e, Notice)]
-    return f"{result.verdict['summary']} {played.trials[-1]['error']} {texts}"
+    return f"{result.verdict.summary} {played.trials[-1]['error']} {texts}"
 
 
 async def test_a_fault_on_two_pods_takes_effect_in_both_and_leaves_nothing(pods, tmp_path):
     """A run reaches its verdict; the report and the manifest are at the recorder."""
     played = Played(pods, tmp_path)
     result = await played.run()
-    assert result.verdict["verdict"] == "Pass", explained(played, result)
+    assert result.verdict.verdict == "Pass", explained(played, result)
     (entry,) = played.trials
     assert (entry["job_state"], entry["drained"], entry["residue"]) == ("FINISHED", True, {})
     assert (entry["faults"][0]["backend"], entry["faults"][0]["targets"]) == ("supervisor", ["tm-0", "tm-1"])
@@ -242,7 +242,7 @@ async def test_faults_of_the_channel_and_of_the_proxy_are_held_by_the_pods_that_
     ]
     played = Played(pods, tmp_path, faults=faults)
     result = await played.run()
-    assert result.verdict["verdict"] == "Pass", explained(played, result)
+    assert result.verdict.verdict == "Pass", explained(played, result)
     assert [f["backend"] for f in played.trials[0]["faults"]] == ["proxy", "channel"]
 
 
@@ -266,7 +266,7 @@ async def test_faults_that_a_user_heals_at_the_pods_end_the_run(pods, tmp_path):
     played.progress.on_event = heal
     result = await played.run()
     await asyncio.gather(*tasks)
-    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
+    assert (result.verdict.verdict, result.verdict.reason) == ("Inconclusive", "Healed")
     assert [t["voided"] for t in played.trials] == [True]
 
 
@@ -288,7 +288,7 @@ async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
     played.progress.on_event = kill
     result = await played.run()
     await asyncio.gather(*tasks)
-    assert result.verdict["verdict"] == "Pass", explained(played, result)
+    assert result.verdict.verdict == "Pass", explained(played, result)
 
 
 async def test_processes_stop_only_when_a_restarting_recorder_can_take_their_rows(pods, tmp_path):
@@ -311,6 +311,6 @@ async def test_processes_stop_only_when_a_restarting_recorder_can_take_their_row
     result = await played.run()
     await asyncio.gather(*tasks)
     assert tasks
-    assert result.verdict["verdict"] == "Pass", explained(played, result)
+    assert result.verdict.verdict == "Pass", explained(played, result)
     (sealed,) = (tmp_path / "data-recorder" / "history").glob("*/sealed.json")
     assert json.loads(sealed.read_text())["problems"] == []

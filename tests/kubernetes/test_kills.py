@@ -85,7 +85,7 @@ def roomy(installed: Cluster) -> Iterator[Space]:
 def right(followed: Followed, result: RunResult) -> bool:
     """Pass, or no verdict because each attempt at the trial was void."""
     void = bool(followed.trials) and all(voided for _, voided in followed.trials)
-    return result.verdict["verdict"] == ("Inconclusive" if void else "Pass")
+    return result.verdict.verdict == ("Inconclusive" if void else "Pass")
 
 
 async def counted(followed: Followed) -> dict[str, int]:

@@ -88,11 +88,11 @@ async def run_and_delete(space: Space, out: Path) -> str:
     """Return the verdict. On a busy machine it may be Inconclusive, which is no concern of this test."""
     followed = Followed(space, out)
     result = await followed.run(SMALL)
-    assert result.verdict["verdict"] in ("Pass", "Inconclusive"), followed.story(result)
+    assert result.verdict.verdict in ("Pass", "Inconclusive"), followed.story(result)
     await nothing_left(followed)
     which = ("delete", "scenariorun", followed.name, "--wait=true", "--timeout=90s")
     await asyncio.to_thread(space.kubectl, *which)
-    return str(result.verdict["verdict"])
+    return str(result.verdict.verdict)
 
 
 async def test_runs_in_a_loop_leave_nothing_behind_and_do_not_make_the_operator_grow(

@@ -111,7 +111,7 @@ async def test_a_trial_whose_node_goes_is_void_and_repeated(
     phases = (at("observation"), at("seal", "dispose"))
     moments = [(at("create"), open_the_other_node), *zip(phases, acts, strict=False)]
     result = await followed.run(on_the_other_node(observation), *moments)
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     assert dict(followed.trials) == {"main-1": True, "main-1-r2": False}, followed.story(result)
     assert (await injections(followed)) == {"main-1": 1, "main-1-r2": 1}
     trials = space.get("scenariorun", followed.name)["status"]["trials"]
@@ -185,6 +185,6 @@ async def test_clocks_that_differ_between_nodes_never_decide_a_verdict(
     document["spec"]["expect"] += [CLOCKS, RECOVERY, *more]
     followed = Followed(space, tmp_path)
     result = await followed.run(document, (at("create"), open_the_other_node))
-    assert (result.verdict["verdict"], result.verdict["reason"]) == (verdict, reason), followed.story(result)
-    decided = [one for one in result.verdict["expectations"] if one["metric"] == "clocks.difference"]
-    assert [one["verdict"] for one in decided] == ["Pass"], decided
+    assert (result.verdict.verdict, result.verdict.reason) == (verdict, reason), followed.story(result)
+    decided = [one for one in result.verdict.judged if one.metric == "clocks.difference"]
+    assert [one.verdict for one in decided] == ["Pass"], decided

@@ -61,7 +61,7 @@ async def test_of_two_replicas_one_acts_and_the_other_takes_over(
         await kill_leader(space, api, name)
 
     result = await followed.run(SMALL, (at("fault"), while_it_holds))
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     assert await injections(followed) == {"main-1": 1}
     await asyncio.to_thread(phase, space, "held", "Complete", TAKEN_OVER_S)
     assert holder(space.cluster) in set(two) - {first}, "the waiting replica did not take over"

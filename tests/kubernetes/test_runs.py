@@ -268,7 +268,7 @@ async def test_a_run_whose_operator_is_killed_three_times_notices_nothing(follow
     """While its testbed is made, within its fault and while it is evaluated: one trial, one injection, Pass, nothing left."""
     moments = [(at("create"), kill_operator), (at("fault"), kill_operator), (at("Evaluating"), kill_operator)]
     result = await followed.run(SMALL, *moments)
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
     assert await injections(followed) == {"main-1": 1}
     assert (result.folder / "report.html").read_text().startswith("<!")
@@ -282,7 +282,7 @@ async def test_a_run_whose_runner_is_killed_three_times_repeats_the_open_trial(f
         (at("drain", "seal", "dispose"), delete_runner),
     ]  # fmt: skip
     result = await followed.run(SMALL, *moments)
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     voided = {"main-1": True, "main-1-r2": True, "main-1-r3": True, "main-1-r4": False}
     assert dict(followed.trials) == voided, followed.story(result)
     injected = await injections(followed)
@@ -301,7 +301,7 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
         (at("baseline"), kill_recorder), (at("fault", "observation"), kill_recorder), (at("observation"), kill_recorder)
     ]  # fmt: skip
     result = await followed.run(document, *moments)
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
     assert await injections(followed) == {"main-1": 1}
 
@@ -309,7 +309,7 @@ async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed
 async def test_a_run_whose_recorder_pod_is_deleted_says_that_the_record_went_with_it(followed: Followed):
     """Rows of the trial are missing, so nothing is concluded: the reason and an Event name the recorder and how to keep its record."""
     result = await followed.run(SMALL, (at("observation"), delete_recorder))
-    verdict = (result.verdict["verdict"], result.verdict["reason"])
+    verdict = (result.verdict.verdict, result.verdict.reason)
     assert verdict == ("Inconclusive", "RecorderLost"), followed.story(result)
     await asyncio.to_thread(followed.space.event, "RecorderLost", "recorder.storage.size", GONE_S)
 
@@ -333,8 +333,8 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
     finally:
         followed.space.admit(RESTRICTED)
     # beside other tests, packets may be delayed by much more than was asked; test_packets measures the delay when nothing else runs
-    unmeasurable = result.verdict["reason"] == "FaultNotVerified"
-    assert result.verdict["verdict"] == "Pass" or unmeasurable, followed.story(result)
+    unmeasurable = result.verdict.reason == "FaultNotVerified"
+    assert result.verdict.verdict == "Pass" or unmeasurable, followed.story(result)
     assert dict(followed.trials) == {"main-1": True, "main-1-r2": False}, followed.story(result)
     assert (await injections(followed))["main-1-r2"] == 1
     await nothing_left(followed)
@@ -348,7 +348,7 @@ async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed)
     before = operator_starts(followed.space.cluster)
     result = await followed.run(SMALL, (at("baseline"), stop_api_server))
     assert operator_starts(followed.space.cluster) == before, "the operator ended"
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
     assert await injections(followed) == {"main-1": 1}
 
@@ -356,7 +356,7 @@ async def test_a_run_goes_on_while_the_api_server_is_stopped(followed: Followed)
 async def test_a_healed_run_ends_and_is_inconclusive(followed: Followed):
     """The annotation in mid-fault: the trial is void and not repeated, reason Healed, with a report."""
     result = await followed.run(SMALL, (at("fault"), heal))
-    verdict = (result.verdict["verdict"], result.verdict["reason"])
+    verdict = (result.verdict.verdict, result.verdict.reason)
     assert verdict == ("Inconclusive", "Healed"), followed.story(result)
     assert followed.trials == [("main-1", True)], followed.story(result)
     assert result.report.is_file()
@@ -393,7 +393,7 @@ async def test_state_in_files_and_local_copies_are_written_in_pods(followed: Fol
         {"metric": "failovers.count", "min": 1}, {"metric": "delivery.lost", "equals": 0}, {"metric": "checkpoints.completed", "min": 1}
     ]  # fmt: skip
     result = await followed.run(document)
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
 
 
 async def test_a_blocking_result_is_written_and_read_in_pods(followed: Followed):
@@ -411,7 +411,7 @@ async def test_a_blocking_result_is_written_and_read_in_pods(followed: Followed)
         {"metric": "job.state", "equals": "FINISHED"}, {"metric": "delivery.lost", "equals": 0}
     ]  # fmt: skip
     result = await followed.run(document)
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
 
 
 KILLED = {
@@ -436,11 +436,11 @@ async def test_scenario_02_shows_its_recovery_in_the_status(followed: Followed):
     """A killed consumer: the same verdict as on one machine, phases of the recovery in the status, nothing left."""
     loaded = load(ROOT / "scenarios" / "02-taskmanager-killed")
     result = await followed.run(loaded.document, variants=["downstream"])
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     assert left_behind(followed) == []
     run = followed.space.get("scenariorun", followed.name)
     recovery = run["status"]["recovery"]
     assert recovery["phases"]["detect"] > 0
     assert recovery["outages"][0]["rounds"][0]["owners"], recovery
-    assert run["status"]["answer"] == result.verdict["answer"]
+    assert run["status"]["answer"] == list(result.verdict.answer)
     assert run["status"]["delivery"]["lost"] == 0

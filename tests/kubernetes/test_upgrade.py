@@ -102,7 +102,7 @@ async def test_an_upgrade_lets_a_run_and_a_fault_end_as_they_would_have(
     followed = Followed(bare_space, tmp_path)
     pods = _pods(bare_space)
     result = await followed.run(document, (at("baseline"), upgrade))
-    assert result.verdict["verdict"] == "Pass", followed.story(result)
+    assert result.verdict.verdict == "Pass", followed.story(result)
     assert followed.trials == [("main-1", False)]
     assert await injections(followed) == {"main-1": 1}
     await asyncio.to_thread(phase, bare_space, "held", "Complete", 120.0)
@@ -110,7 +110,7 @@ async def test_an_upgrade_lets_a_run_and_a_fault_end_as_they_would_have(
     assert _pods(bare_space) == pods, "the upgrade replaced pods of a Testbed"
     again = Followed(bare_space, tmp_path)
     result = await again.run(SMALL)
-    assert result.verdict["verdict"] == "Pass", again.story(result)
+    assert result.verdict.verdict == "Pass", again.story(result)
     assert _tag(bare_space, "headgate-spark") == _given(after, "sparkImage")
     changed = {"spec": {"flinkConfiguration": {"heartbeat.timeout": "61 s"}}}
     bare_space.kubectl("patch", "testbed", "bench", "--type=merge", "-p", json.dumps(changed))

@@ -13,7 +13,7 @@ from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import TrialFacts
+from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import manifest_of
 from tests.report import synthetic
@@ -36,7 +36,7 @@ class Documents:
     manifest: RunManifest
     metrics: list[dict[str, Any]]
     timeseries: dict[str, Any]
-    verdict: dict[str, Any]
+    verdict: RunVerdict
     recoveries: dict[str, TrialRecovery]
 
 
@@ -55,4 +55,4 @@ def documents() -> Documents:
         rows=rows,
     )
     recoveries = {e.trial: trial_recovery(t, e) for t, e in zip(trials, entries, strict=True)}
-    return Documents(manifest, rows, {"schema": 1, "trials": series}, verdict.to_json(), recoveries)
+    return Documents(manifest, rows, {"schema": 1, "trials": series}, verdict, recoveries)

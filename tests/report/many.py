@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.documents import COMPARISON_FILE, RECOVERY_FILE
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.verdict import VariantVerdict, Verdict
 from testbed_runtime.report import write_report
 from tests.report.conftest import Documents
 from tests.report.recoveries import killed, late_producer
@@ -26,7 +27,7 @@ def multiply(
     """The documents of `write_report` for so many variants and trials, and their recoveries."""
     entry, series = documents.manifest.trials[1], documents.timeseries["trials"][1]
     rows = [r for r in documents.metrics if r["trial"] == entry.trial]
-    expected = [e for e in documents.verdict["expectations"] if e["trial"] == entry.trial]
+    expected = [e for e in documents.verdict.judged if e.trial == entry.trial]
     entries, metrics, curves, judged = [], [], [], []
     recoveries: dict[str, TrialRecovery] = {}
     random = Random(7)
@@ -37,13 +38,14 @@ def multiply(
             entries.append(replace(entry, trial=trial, variant=name, number=number, seed=6 + number))
             metrics += [_changed(r, trial, slower) for r in rows]
             curves.append({**series, "trial": trial})
-            judged += [{**e, "trial": trial, "variant": name} for e in expected]
+            judged += [replace(e, trial=trial, variant=name) for e in expected]
             at_s = START_S + FAULT_AT
             late = variant == 1 and number == 1
             recoveries[trial] = (
                 late_producer(trial, at_s=at_s) if late else killed(trial, at_s=at_s, slower=slower)
             )
-    verdict = {**documents.verdict, "expectations": judged, "variants": [{"variant": v, "verdict": "Fail"} for v in dict.fromkeys(e.variant for e in entries)]}  # fmt: skip
+    variants = tuple(VariantVerdict(v, Verdict.FAIL) for v in dict.fromkeys(e.variant for e in entries))
+    verdict = replace(documents.verdict, judged=tuple(judged), variants=variants)
     made = {
         "manifest": replace(documents.manifest, trials=tuple(entries)),
         "metrics": metrics,

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.report import write_report
 from testbed_runtime.report.advice import FIRST_MAX, first_things
 from testbed_runtime.report.aggregate import by_variant, expectations, faults, listed
@@ -22,6 +23,7 @@ from tests.report.conftest import Documents
 from tests.report.many import comparison, multiply, write_many
 from tests.report.recoveries import killed
 from tests.report.test_report import structure
+from tests.verdicts import judged
 
 MEGABYTE = 1_000_000
 
@@ -165,14 +167,7 @@ def test_what_the_trials_show_stands_beside_an_expectation(documents: Documents)
     """The page and the Markdown file have the false-pass risk of a quantile, also when it passed."""
     view = view_of(documents, variants=2, trials=6)
     note = "6 of 6 trials are within the bound"
-    item = {
-        **view.expectations[0],
-        "verdict": "Pass",
-        "implied": False,
-        "reason": "",
-        "explanation": "",
-        "note": note,
-    }
+    item = replace(view.expectations[0], verdict=Verdict.PASS, implied=False, reason="", note=note)
     view = replace(view, expectations=(item,))
     assert f"<small>{note}</small>" in page(view)
     assert f"{note} |" in run_markdown(view)
@@ -180,12 +175,11 @@ def test_what_the_trials_show_stands_beside_an_expectation(documents: Documents)
 
 def test_trials_that_agree_are_one_row():
     """Results are grouped by variant, expectation, verdict and reason; from the fourth on, different values are only counted."""
-    item: dict[str, Any] = {"variant": "v", "text": "x", "verdict": "Pass", "reason": ""}
-    items = [{**item, "trial": f"v-{n}", "measured": f"{n} s"} for n in range(5)]
-    items.append({**item, "trial": "v-9", "verdict": "Fail", "measured": "9 s"})
+    items = [judged(variant="v", trial=f"v-{n}", measured=f"{n} s") for n in range(5)]
+    items.append(judged(variant="v", trial="v-9", verdict="Fail", measured="9 s"))
     merged, single = expectations(items)
-    assert (merged["trial"], merged["measured"]) == ("5 trials of v", "0 s, 1 s, 2 s, and 2 other values")
-    assert (single["trial"], single["measured"]) == ("v-9", "9 s")
+    assert (merged.trial, merged.measured) == ("5 trials of v", "0 s, 1 s, 2 s, and 2 other values")
+    assert (single.trial, single.measured) == ("v-9", "9 s")
     assert listed(["", "a", "a"]) == "a"
     assert listed(["a", "b", "c", "d"]) == "a, b, c, and 1 other value"
     assert listed(["a" * 80, "b"]) == "a" * 80 + ", and 1 other value", "long ones would fill the page"

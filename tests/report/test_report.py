@@ -18,6 +18,7 @@ from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, SharedFault, TrialRecovery
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.core.trial.manifest import ScenarioEntry
 from testbed_runtime.history.manifest import manifest_of
 from testbed_runtime.report import write_report, write_summary
@@ -31,6 +32,7 @@ from tests.manifests import run_manifest, trial_entry
 from tests.report import synthetic
 from tests.report.conftest import Documents
 from tests.report.recoveries import killed
+from tests.verdicts import judged, run_verdict
 
 GOLDEN = Path(__file__).parent / "golden"
 VOID = {"meta", "br", "wbr", "link", "img", "hr", "input"}
@@ -153,7 +155,7 @@ def test_text_from_a_scenario_cannot_become_markup(documents: Documents):
 
 def test_names_between_backticks_are_code_on_both_pages_and_plain_in_drawings(documents: Documents):
     """A bar in one does not end the cell, and a single backtick is shown as it is."""
-    verdict = {**documents.verdict, "summary": "limited by `a|b_c` and one ` more"}
+    verdict = replace(documents.verdict, summary="limited by `a|b_c` and one ` more")
     marked = json.loads(json.dumps(documents.timeseries))
     marked["trials"][1]["marks"][0]["text"] = "spare capacity of `sink`"
     view = build(documents.manifest, documents.metrics, marked, verdict, recoveries=documents.recoveries)
@@ -169,7 +171,7 @@ def test_a_run_that_was_cut_off_still_gets_its_report(documents: Documents, keep
     """Whatever is missing, the page says what is known."""
     manifest = run_manifest() if keep == "nothing" else replace(documents.manifest, interrupted=True)
     metrics = documents.metrics if keep == "no-history" else []
-    verdict = {"verdict": "Error", "summary": "The evaluation failed.", "expectations": [], "variants": []}
+    verdict = run_verdict("Error", summary="The evaluation failed.")
     path = write_report(tmp_path, manifest=manifest, metrics=metrics, timeseries={}, verdict=verdict)
     text = path.read_text()
     assert "The evaluation failed." in text
@@ -204,8 +206,12 @@ def golden_documents() -> dict[str, Any]:
         {**item, "text": "the run completes", "trial": "", "measured": "port in use", "verdict": "Error",
          "reason": "RunFailed", "implied": True},
     ]  # fmt: skip
-    verdict = {"verdict": "Error", "summary": "the run completes: the run could not be completed (and 1 more).",
-               "variants": [{"variant": "short-timeout", "verdict": "Error"}], "expectations": items}  # fmt: skip
+    verdict = run_verdict(
+        "Error",
+        summary="the run completes: the run could not be completed (and 1 more).",
+        variants=[{"variant": "short-timeout", "verdict": "Error"}],
+        expectations=items,
+    )
     return {
         "manifest": replace(manifest_of(synthetic.manifest()), trials=(entry,)),
         "metrics": rows,
@@ -225,9 +231,11 @@ def test_markdown_and_junit_match_the_golden_files(tmp_path: Path, name: str):
 
 
 def inconclusive_view(view: RunView) -> RunView:
-    item = {"text": "fault long-gc takes effect", "variant": "short-timeout", "trial": "short-timeout-1",
-            "verdict": "Inconclusive", "reason": "FaultNotVerified", "implied": True}  # fmt: skip
-    return replace(view, verdict="Inconclusive", expectations=(item,))
+    item = judged(
+        text="fault long-gc takes effect", variant="short-timeout", trial="short-timeout-1",
+        verdict="Inconclusive", reason="FaultNotVerified", implied=True,
+    )  # fmt: skip
+    return replace(view, verdict=Verdict.INCONCLUSIVE, expectations=(item,))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +271,7 @@ def test_junit_counts_what_it_holds(view: RunView):
 
 def test_a_summary_of_several_runs_leads_with_the_worst_verdict(view: RunView):
     """One table, then only those that did not pass."""
-    text = summary_markdown([replace(view, name="first", verdict="Pass"), view])
+    text = summary_markdown([replace(view, name="first", verdict=Verdict.PASS), view])
     assert text.startswith("# ❌ Headgate: Fail")
     assert "## ❌ taskmanager-paused: Fail" in text
     assert "## ✅ first" not in text
@@ -276,7 +284,7 @@ def test_a_summary_is_written_from_the_folders_of_runs(documents: Documents, tmp
     with pytest.raises(HeadgateError, match=r"has no manifest\.json"):
         write_summary(tmp_path, [run])
     (run / "manifest.json").write_text(json.dumps(synthetic.manifest()))
-    (run / "verdict.json").write_text(json.dumps(documents.verdict))
+    (run / "verdict.json").write_text(json.dumps(documents.verdict.to_json()))
     path = write_summary(tmp_path / "out", [run])
     assert "taskmanager-paused" in path.read_text()
     assert ET.parse(path.with_name("junit.xml")).getroot().get("failures") == "1"
@@ -294,19 +302,13 @@ def test_a_scenario_that_was_refused_is_an_error_in_the_summary(tmp_path: Path):
 def test_what_did_not_hold_for_one_reason_is_said_once():
     """The first of them, how many more, and what to do about it, unless something failed."""
     items = [
-        {
-            "verdict": "Inconclusive",
-            "trial": "t-1",
-            "text": text,
-            "reason": "FaultNotVerified",
-            "metric": "job.state",
-        }
+        judged(verdict="Inconclusive", trial="t-1", text=text, reason="FaultNotVerified", metric="job.state")
         for text in ("a", "b", "c")
     ]
     (said,) = first_things((), items, (), ())
     assert said.startswith("Inconclusive in t-1: a (")
     assert ", and 2 more for the same reason. The report shows the measured effect beside" in said
-    failed = {"verdict": "Fail", "trial": "t-1", "text": "d"}
+    failed = judged(verdict="Fail", trial="t-1", text="d")
     assert first_things((), [*items, failed], (), ())[-1].endswith(", and 2 more for the same reason.")
 
 
@@ -360,7 +362,7 @@ def test_the_cost_follows_what_failed_and_precedes_what_is_unknown(view: RunView
     price = Price(text="a slot for each task", seconds=3.0, kind="slot")
     slow = Recovery(fault="f", effect_ns=0, end_ns=4_000_000_000, prices=(price,))
     (trial,) = (t for t in view.trials if t.trial == "short-timeout-1")
-    items = [{"verdict": v, "trial": "t-1", "text": v} for v in ("Inconclusive", "Fail")]
+    items = [judged(verdict=v, trial="t-1", text=v) for v in ("Inconclusive", "Fail")]
     shown = [replace(trial, answer=TrialRecovery(trial="t", recoveries=(slow,)))]
     assert [line.split(" ")[0] for line in first_things(shown, items, (), ())[:3]] == [
         "Fail",
@@ -434,9 +436,7 @@ def test_a_trial_that_was_not_drained_says_why(entry: dict[str, str], said: str)
 
 def test_a_trial_that_was_not_drained_is_said_once():
     """The first expectation that it leaves undecided names it, unless the reason of the trial says more."""
-    items = [
-        {"verdict": "Inconclusive", "trial": "t", "text": "delivery.lost equals 0", "reason": m.NOT_DRAINED}
-    ]
+    items = [judged(verdict="Inconclusive", trial="t", text="delivery.lost equals 0", reason=m.NOT_DRAINED)]
     entry = trial_entry(trial="t", drained=False)
     assert len(first_things((), items, (), (entry,))) == 1
     assert len(first_things((), items, (), (replace(entry, stop_refused="A checkpoint failed."),))) == 2
@@ -445,20 +445,20 @@ def test_a_trial_that_was_not_drained_is_said_once():
 
 def test_a_trial_that_could_not_be_completed_is_not_also_called_undrained():
     """It says once what happened."""
-    item = {
-        "trial": "t",
-        "text": "the run completes",
-        "verdict": "Error",
-        "measured": "tm-0 was not ready.",
-        "reason": m.RUN_FAILED,
-    }
+    item = judged(
+        trial="t",
+        text="the run completes",
+        verdict="Error",
+        measured="tm-0 was not ready.",
+        reason=m.RUN_FAILED,
+    )
     entry = trial_entry(trial="t", drained=False, error="tm-0 was not ready.")
     assert first_things((), (item,), (), [entry]) == ["Error: t could not be completed: tm-0 was not ready."]
 
 
 def test_markdown_lists_the_expectations_of_the_scenario_before_built_in_checks():
     """A verdict has the built-in checks first."""
-    items = [{"verdict": "Fail", "text": "safe", "implied": True}, {"verdict": "Pass", "text": "asked"}]
+    items = [judged(verdict="Fail", text="safe", implied=True), judged()]
     rows = [line.split(" | ")[2] for line in expectations(items)[2:4]]
     assert rows == ["asked", "safe"]
 

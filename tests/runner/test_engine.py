@@ -24,7 +24,7 @@ def test_a_run_goes_from_the_control_run_over_the_trial_to_a_verdict_and_a_repor
     played = play(document)
     assert played.error is None
     assert [t["trial"] for t in played.trials] == ["main-control-1", "main-1"]
-    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.verdict.verdict == "Pass"
     assert played.result.report.is_file()
     assert (played.folder / "verdict.json").is_file()
     assert isinstance(played.progress.events[-1], RunEnded)
@@ -103,7 +103,7 @@ def test_a_trial_whose_lease_lapsed_is_void_and_repeated_under_a_new_id(play, do
     habits.loses_faults_of = {"main-1"}
     played = play(document, control=False)
     assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
-    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.verdict.verdict == "Pass"
 
 
 def test_a_trial_whose_fault_was_never_injected_is_void_and_repeated(play, document, habits):
@@ -112,7 +112,7 @@ def test_a_trial_whose_fault_was_never_injected_is_void_and_repeated(play, docum
     played = play(document, control=False)
     assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
     assert "fault `pause` could not be injected: the agent of tm-1/packets" in played.trials[0]["void_reason"]
-    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.verdict.verdict == "Pass"
 
 
 def test_a_trial_whose_fault_ended_unseen_is_void_and_repeated(play, document, habits):
@@ -122,7 +122,7 @@ def test_a_trial_whose_fault_ended_unseen_is_void_and_repeated(play, document, h
     assert [(t["trial"], t["voided"]) for t in played.trials] == [("main-1", True), ("main-1-r2", False)]
     assert "fault `pause` did not last: the agent of tm-1/packets died" in played.trials[0]["void_reason"]
     assert [text for _, text in played.host.testbeds[0].log].count("heal") == 1
-    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.verdict.verdict == "Pass"
 
 
 def test_a_trial_that_becomes_void_injects_nothing_more_even_what_is_due_that_moment(play, document, habits):
@@ -151,7 +151,7 @@ def test_a_trial_whose_testbed_is_disrupted_is_void_and_repeated(play, document,
     assert not played.trials[0]["error"], "its agents do not answer either, which is no second failure"
     void = [text for _, text in played.host.testbeds[0].log]
     assert sum("inject" in text for text in void) == void.count("heal")
-    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.verdict.verdict == "Pass"
 
 
 def test_a_trial_is_repeated_at_most_three_times(play, document, habits):
@@ -159,7 +159,7 @@ def test_a_trial_is_repeated_at_most_three_times(play, document, habits):
     habits.loses_faults_of = {"main-1", "main-1-r2", "main-1-r3"}
     played = play(document, control=False)
     assert [t["voided"] for t in played.trials] == [True, True, True]
-    assert played.result.verdict["verdict"] == "Inconclusive"
+    assert played.result.verdict.verdict == "Inconclusive"
 
 
 def test_a_job_that_fails_cuts_the_trial_short_and_may_be_what_was_expected(play, document, habits):
@@ -171,7 +171,7 @@ def test_a_job_that_fails_cuts_the_trial_short_and_may_be_what_was_expected(play
     assert (entry["job_state"], entry["drained"]) == ("FAILED", False)
     assert "stop" not in [text for _, text in played.host.testbeds[0].log]
     assert played.host.testbeds[0].log[-1][1] == "heal"
-    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.verdict.verdict == "Pass"
 
 
 def test_a_fault_at_deploy_is_there_before_the_job_is_submitted(play, document):
@@ -189,7 +189,7 @@ def test_a_fault_at_deploy_is_there_before_the_job_is_submitted(play, document):
     log = [text for _, text in played.host.testbeds[0].log]
     assert log[:2] == ["inject late", "submit"]
     assert played.host.testbeds[0].targets["late"] == ("tm-0", "tm-1", "tm-2")
-    assert played.result.verdict["verdict"] == "Pass"
+    assert played.result.verdict.verdict == "Pass"
 
 
 def test_a_job_that_fails_during_its_deployment_ends_the_trial_at_once(play, document, habits):
@@ -209,7 +209,7 @@ def test_a_job_that_never_runs_is_an_error(play, document, habits):
     played = play(document, control=False)
     assert "not all of its tasks ran within 60 s of its submission" in played.trials[0]["error"]
     assert "The JobMaster waits for a slot for each task: 4 slots (for 59.0 s)" in played.trials[0]["error"]
-    assert played.result.verdict["verdict"] == "Error"
+    assert played.result.verdict.verdict == "Error"
     assert played.host.alive == []
 
 
@@ -229,14 +229,14 @@ def test_a_job_that_failed_is_reported_with_its_root_cause(play, document, habit
     """The job ran, then failed for good. The expectation that it runs says why it does not."""
     habits.fails_at_s = 8.0
     verdict = play(document, control=False).result.verdict
-    assert "PartitionNotFoundException: Partition p not found." in verdict["summary"]
+    assert "PartitionNotFoundException: Partition p not found." in verdict.summary
 
 
 def test_a_job_that_runs_again_has_no_cause(play, document):
     """The cause of an earlier restart says nothing about a job that runs."""
     played = play(document, control=False)
     assert played.trials[0]["cause"] == ""
-    assert played.result.verdict["causes"] == []
+    assert played.result.verdict.causes == ()
 
 
 def test_a_job_that_does_not_drain_is_recorded_as_such(play, document, habits):
@@ -287,7 +287,7 @@ def test_a_testbed_that_cannot_start_is_an_error_with_its_reason(play, document,
     habits.create_fails = HeadgateError("the JobManager said: port in use")
     played = play(document)
     assert [t["error"] for t in played.trials] == ["the JobManager said: port in use"] * 2
-    assert played.result.verdict["verdict"] == "Error"
+    assert played.result.verdict.verdict == "Error"
 
 
 def test_a_testbed_that_was_not_ready_in_time_ends_the_run(play, document, habits):
@@ -295,7 +295,7 @@ def test_a_testbed_that_was_not_ready_in_time_ends_the_run(play, document, habit
     habits.create_fails = TestbedNotReady("tm-0 has no node")
     played = play(document)
     assert [t["error"] for t in played.trials] == ["tm-0 has no node"]
-    assert played.result.verdict["verdict"] == "Error"
+    assert played.result.verdict.verdict == "Error"
     notices = [event.text for event in played.progress.events if isinstance(event, Notice)]
     assert "1 trial not run: the testbed of main-control-1 was not ready in time" in notices
 
@@ -314,14 +314,14 @@ def test_residue_is_never_a_pass(play, document, habits):
     habits.residue = {"proxy": ["tm-0->tm-1"]}
     played = play(document, control=False)
     assert played.trials[0]["residue"] == {"proxy": ["tm-0->tm-1"]}
-    assert played.result.verdict["verdict"] == "Error"
+    assert played.result.verdict.verdict == "Error"
 
 
 def test_a_failed_evaluation_is_an_error_with_its_reason(play, document, evaluator):
     """A killed Spark driver gives a verdict and a report all the same."""
     evaluator.fails = True
     played = play(document)
-    assert played.result.verdict["verdict"] == "Error"
+    assert played.result.verdict.verdict == "Error"
     assert "Spark driver" in str(played.result.verdict)
     assert played.result.report.is_file()
 
@@ -373,8 +373,8 @@ def test_a_trial_ends_when_something_it_needs_is_gone(play, document, habits):
     entry = played.trials[0]
     assert "the jobmanager was killed by SIGKILL" in entry["error"]
     assert sum(p["end_ns"] - p["start_ns"] for p in entry["phases"]) / 1e9 < 6.5
-    assert played.result.verdict["verdict"] == "Error"
-    assert "the jobmanager was killed by SIGKILL" in played.result.verdict["summary"]
+    assert played.result.verdict.verdict == "Error"
+    assert "the jobmanager was killed by SIGKILL" in played.result.verdict.summary
     assert played.host.alive == []
 
 
@@ -443,13 +443,13 @@ def test_a_run_stops_when_its_comparison_is_decided(play, document, evaluator, f
     assert played.manifest["looks"] == [7, 14, 20]
     assert [t["trial"] for t in played.trials[:4]] == ["slow-1", "fast-1", "slow-2", "fast-2"]
     assert len(played.trials) == 2 * trials
-    assert played.result.verdict["verdict"] == verdict
-    item = next(i for i in played.result.verdict["expectations"] if i["metric"] == "recovery.detect")
-    assert "98.33 % confidence" in item["note"]
+    assert played.result.verdict.verdict == verdict
+    item = next(i for i in played.result.verdict.judged if i.metric == "recovery.detect")
+    assert "98.33 % confidence" in item.note
     stopped = (
         "Stopped after 7 of 20 trials of each variant: every comparison was decided." if trials == 7 else ""
     )
-    assert played.result.verdict["stopped"] == stopped
+    assert played.result.verdict.stopped == stopped
     shown = (played.folder / "report.html").read_text()
     assert stopped in shown
     assert ("Stopped after" in shown) == bool(stopped)

@@ -163,7 +163,7 @@ def test_a_run_continues_after_its_runner_died_at_any_moment_and_nothing_is_inje
         seconds = [drawn.uniform(0.0, RUN_S) for _ in range(drawn.randint(1, 3))]
         world = World(tmp_path / str(seed), document)
         result = killed_and_resumed(world, seconds)
-        assert result.verdict["verdict"] == "Pass", (seed, seconds)
+        assert result.verdict.verdict == "Pass", (seed, seconds)
         assert all(len(names) == 1 for names in world.host.injections.values()), (seed, seconds)
         assert world.host.alive == [], (seed, seconds)
         names = [t["trial"] for t in world.trials]
@@ -182,7 +182,7 @@ def test_finished_trials_stay_and_the_open_one_is_void_and_repeated(world):
     ]
     assert world.trials[1]["void_reason"] == "the runner ended during this trial"
     assert world.host.disposed == ["main-control-1", "main-1", "main-1-r2"]
-    assert result.verdict["verdict"] == "Pass"
+    assert result.verdict.verdict == "Pass"
 
 
 def test_a_completed_run_is_only_judged_again(world):
@@ -193,7 +193,7 @@ def test_a_completed_run_is_only_judged_again(world):
         return await world.runner().run()
 
     result = run_virtual(main())
-    assert result.verdict["verdict"] == "Pass"
+    assert result.verdict.verdict == "Pass"
     assert len(world.host.testbeds) == 2
 
 
@@ -244,7 +244,7 @@ def test_a_suspended_run_ends_its_trial_and_waits(world):
         world.control.resume()
         return await task
 
-    assert run_virtual(main()).verdict["verdict"] == "Pass"
+    assert run_virtual(main()).verdict.verdict == "Pass"
     said = [e.text for e in world.progress.events if isinstance(e, Notice | Suspended)]
     assert said.index("resumed") == 1 + said.index(
         "suspended: no other trial starts until the run is resumed"
@@ -261,7 +261,7 @@ def test_a_healed_run_stops_at_once_and_is_inconclusive(world):
         return await task
 
     result = run_virtual(main())
-    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
+    assert (result.verdict.verdict, result.verdict.reason) == ("Inconclusive", "Healed")
     assert "somebody asked for it" in str(result.verdict)
     assert [(t["trial"], t["voided"]) for t in world.trials] == [("main-1", True)]
     assert world.host.testbeds[0].log[-1][1] == "heal"
@@ -281,7 +281,7 @@ def test_a_healed_run_stays_healed_when_its_runner_restarts(world):
         return await world.runner(control=False).run()
 
     result = run_virtual(main())
-    assert result.verdict["reason"] == "Healed"
+    assert result.verdict.reason == "Healed"
     assert len(world.host.testbeds) == 1
 
 
@@ -301,7 +301,7 @@ def test_a_run_that_is_healed_before_its_testbed_is_there_has_nothing_to_judge(w
         return await task
 
     result = run_virtual(main())
-    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
+    assert (result.verdict.verdict, result.verdict.reason) == ("Inconclusive", "Healed")
     assert trials_to_evaluate(read_manifest(world.disk)) == []
 
 
@@ -320,7 +320,7 @@ def test_a_renewal_that_is_answered_with_healed_ends_the_run(world, document):
 
     world.host.create = create
     result = run_virtual(world.runner(control=False).run())
-    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
+    assert (result.verdict.verdict, result.verdict.reason) == ("Inconclusive", "Healed")
     assert [(t["trial"], t["voided"]) for t in world.trials] == [("main-1", True)]
     assert world.host.alive == []
 
@@ -329,7 +329,7 @@ def test_a_host_may_need_longer_to_create_a_testbed(world):
     """`create_limit_s` of the host is the time limit."""
     world.host.create_limit_s = 1.0
     result = run_virtual(world.runner(control=False).run())
-    assert result.verdict["verdict"] == "Error"
+    assert result.verdict.verdict == "Error"
     assert world.trials[0]["error"] == "starting the testbed took longer than 1 s"
 
 
@@ -337,5 +337,5 @@ def test_the_policy_for_inconclusive_reaches_the_junit_file(world):
     """An Inconclusive expectation is a failure there when that was asked for."""
     world.host.habits.loses_faults_of = {"main-1", "main-1-r2", "main-1-r3"}
     result = run_virtual(world.runner(control=False, inconclusive="fail").run())
-    assert result.verdict["verdict"] == "Inconclusive"
+    assert result.verdict.verdict == "Inconclusive"
     assert "<failure" in (result.folder / "junit.xml").read_text()

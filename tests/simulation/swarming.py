@@ -177,8 +177,8 @@ def run_seed(seed: int, folder: Path) -> Ran:
 
 def violations(ran: Ran) -> list[str]:
     """The invariants that do not hold. Empty is good."""
-    if ran.result.verdict["verdict"] == "Error":
-        return [ran.result.verdict["summary"]]
+    if ran.result.verdict.verdict == "Error":
+        return [ran.result.verdict.summary]
     sinks = [vertex for vertex in ran.entry.job.vertices if vertex.role == "sink"]
     twice = any(sink.delivery == "at-least-once" for sink in sinks)
     asked = [

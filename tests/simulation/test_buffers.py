@@ -36,8 +36,8 @@ def test_a_segment_that_does_not_return_fails_the_run(
     assert len(lost) > 1
     (row,) = leaked(tmp_path)
     assert (row["value"], row["text"][:3]) == (1, "tm-")
-    bad = [e["metric"] for e in result.verdict["expectations"] if e["verdict"] == "Fail"]
-    assert (result.verdict["verdict"], bad) == ("Fail", ["buffers.leaked"])
+    bad = [e.metric for e in result.verdict.judged if e.verdict == "Fail"]
+    assert (result.verdict.verdict, bad) == ("Fail", ["buffers.leaked"])
 
 
 def test_no_segment_leaks_when_a_taskmanager_is_killed(tmp_path: Path) -> None:
@@ -45,4 +45,4 @@ def test_no_segment_leaks_when_a_taskmanager_is_killed(tmp_path: Path) -> None:
     document = loading.load(SCENARIOS / "02-taskmanager-killed").document
     result, _ = run_document(document, tmp_path, variants=["upstream"])
     (row,) = leaked(tmp_path)
-    assert (result.verdict["verdict"], row["value"]) == ("Pass", 0)
+    assert (result.verdict.verdict, row["value"]) == ("Pass", 0)

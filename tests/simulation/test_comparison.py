@@ -82,13 +82,9 @@ def test_equal_settings_are_indistinguishable_and_a_shorter_heartbeat_is_better_
     # a loss is found by the second failed heartbeat: 1.5 intervals after it on average
     assert found["low"] <= 0.75 <= found["high"]
     assert found["high"] - found["low"] < 0.5
-    item = next(
-        i
-        for i in result.verdict["expectations"]
-        if i["variant"] == "fast" and i["metric"] == "recovery.detect"
-    )
-    assert item["verdict"] == "Pass"
-    assert item["measured"].startswith("better by ")
+    item = next(i for i in result.verdict.judged if i.variant == "fast" and i.metric == "recovery.detect")
+    assert item.verdict == "Pass"
+    assert item.measured.startswith("better by ")
 
     run_document(document(1007, {"name": "other"}), tmp_path / "two")
     folders = [tmp_path / "one", tmp_path / "two"]

@@ -46,7 +46,7 @@ def lines(folder: Path) -> Counter[str]:
 def test_a_function_beside_the_scenario_sees_each_record_once_and_its_results_stay(tmp_path: Path):
     """Through a failover: as many lines as records committed, only the function's own keys, nothing that was only staged."""
     result = run(tmp_path, EXAMPLES)
-    assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+    assert result.verdict.verdict == "Pass", result.verdict.summary
     rows = json.loads((tmp_path / "metrics.json").read_text(encoding="utf-8"))
     committed = next(r["value"] for r in rows if r["metric"] == "delivery.committed")
     written = lines(tmp_path)
@@ -70,10 +70,10 @@ def test_records_that_a_function_drops_are_not_lost(tmp_path: Path):
         "def bucket(record):\n    return record if record.key % 2 else None\n"
     )
     result = run(tmp_path / "run", tmp_path)
-    judged = {j["metric"]: (j["verdict"], j["reason"]) for j in result.verdict["expectations"]}
+    judged = {j.metric: (j.verdict, j.reason) for j in result.verdict.judged}
     assert judged["delivery.lost"] == ("Inconclusive", "RecordsDropped")
     assert judged["liveness.at-end"] == ("Pass", "")
-    assert result.verdict["verdict"] == "Inconclusive"
+    assert result.verdict.verdict == "Inconclusive"
     assert lines(tmp_path / "run").total() > 1000
 
 
@@ -89,9 +89,9 @@ def test_a_function_that_drops_every_record_never_passes(tmp_path: Path):
     """Delivery cannot be judged, which the verdict says, and nothing arrives at the sinks."""
     (tmp_path / "buckets.py").write_text("def bucket(record):\n    return None\n")
     result = run(tmp_path / "run", tmp_path, without_delivery(tmp_path))
-    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "NoThroughput")
-    skipped = [e for e in result.verdict["expectations"] if e["reason"] == "RecordsDropped"]
-    assert {e["metric"] for e in skipped} >= {"delivery.lost"}
+    assert (result.verdict.verdict, result.verdict.reason) == ("Inconclusive", "NoThroughput")
+    skipped = [e for e in result.verdict.judged if e.reason == "RecordsDropped"]
+    assert {e.metric for e in skipped} >= {"delivery.lost"}
 
 
 def test_a_function_that_fails_is_named_with_its_file_and_line(tmp_path: Path):
@@ -99,10 +99,10 @@ def test_a_function_that_fails_is_named_with_its_file_and_line(tmp_path: Path):
     (tmp_path / "buckets.py").write_text("VALUE = 1\nimport nowhere\n")
     result = run(tmp_path / "run", tmp_path, without_delivery(tmp_path))
     cause = "ModuleNotFoundError: No module named 'nowhere' (buckets.py:2)"
-    assert result.verdict["verdict"] == "Fail"
-    assert result.verdict["causes"][0]["cause"].startswith("PythonFunction: 'buckets.py' failed to load: ")
-    assert cause in result.verdict["summary"]
-    assert cause in result.verdict["causes"][0]["cause"]
+    assert result.verdict.verdict == "Fail"
+    assert result.verdict.causes[0].cause.startswith("PythonFunction: 'buckets.py' failed to load: ")
+    assert cause in result.verdict.summary
+    assert cause in result.verdict.causes[0].cause
     for name in ("report.html", "report.md", "junit.xml"):
         text = html.unescape((tmp_path / "run" / name).read_text(encoding="utf-8"))
         assert "No module named 'nowhere' (buckets.py:2)" in text, name

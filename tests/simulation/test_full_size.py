@@ -45,8 +45,8 @@ def _variants() -> list[object]:
 def test_a_full_size_scenario_passes_in_virtual_time(path: Path, variant: str, tmp_path: Path) -> None:
     """Minutes of waiting cost seconds, and the verdict is the one that the document's numbers predict."""
     result, complaints = run_document(loading.load(path).document, tmp_path, variants=[variant])
-    bad = [e for e in result.verdict["expectations"] if e["verdict"] == "Fail"]
-    assert (result.verdict["verdict"], bad) == ("Pass", [])
+    bad = [e for e in result.verdict.judged if e.verdict == "Fail"]
+    assert (result.verdict.verdict, bad) == ("Pass", [])
     assert complaints == []
 
 
@@ -71,8 +71,8 @@ def test_the_tuning_guides_job_recovers_in_the_time_that_its_waits_add_up_to(
         vertex["parallelism"] //= divisor
     testbed["taskManagers"]["replicas"] = task_managers + 1
     result, complaints = run_document(document, tmp_path)
-    bad = [e for e in result.verdict["expectations"] if e["verdict"] != "Pass"]
-    assert (result.verdict["verdict"], bad, complaints) == ("Pass", [], [])
+    bad = [e for e in result.verdict.judged if e.verdict != "Pass"]
+    assert (result.verdict.verdict, bad, complaints) == ("Pass", [], [])
 
 
 def _scaled(replicas: int, parallelism: int):

@@ -103,5 +103,5 @@ def test_an_incomplete_kept_checkpoint_ends_the_run_with_the_missing_object(tmp_
     gone = max(kept.rglob("checkpoints/*/window-1/*"), key=lambda path: int(path.parts[-3]))
     gone.unlink()
     result, _ = run_document(document("1 s", kept), tmp_path / "second")
-    assert result.verdict["verdict"] == "Error"
+    assert result.verdict.verdict == "Error"
     assert f"{gone.relative_to(kept)} of the checkpoint is missing" in str(result.verdict)

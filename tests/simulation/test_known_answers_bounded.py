@@ -67,7 +67,7 @@ def test_a_job_that_only_waits_for_its_final_checkpoint_has_caught_up(tmp_path: 
     assert found.recovered
     assert found.total_s == pytest.approx(DETECTION_S, abs=0.4)
     assert found.prices[0].option == REACHABILITY
-    assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
+    assert ran.result.verdict.verdict == "Pass", ran.result.verdict.summary
     assert ran.metrics["liveness.at-end"] == 1
     ended = max(int(e["t_ns"]) for e in ran.trial.rows("events") if e["kind"] == "sink.end")
     waited = waits(ran, "final-checkpoint")
@@ -87,7 +87,7 @@ def test_a_job_that_had_received_everything_is_down_until_it_has_received_it_aga
     assert (found.recovered, found.reason) == (True, "")
     assert found.downtime_s == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
     assert found.total_s == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
-    assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
+    assert ran.result.verdict.verdict == "Pass", ran.result.verdict.summary
     outcomes = [w.outcome for w in waits(ran, "final-checkpoint")]
     assert outcomes.count(Outcome.CANCELLED) == 2, "the first attempts waited when the job failed"
     assert outcomes.count(Outcome.FIRED) == 2
@@ -106,7 +106,7 @@ def test_consumers_of_a_full_result_wait_for_it_and_not_for_partitions(tmp_path:
     testbed["job"]["edges"][0] |= {"result": "blocking", "deployment": "on-full-result"}
     testbed["job"]["vertices"][0]["source"]["recordBytes"] = 3000
     ran = run_one(document, tmp_path)
-    assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
+    assert ran.result.verdict.verdict == "Pass", ran.result.verdict.summary
     (found,) = recovered(tmp_path).recoveries
     start = recovered(tmp_path).start
     assert start is not None
@@ -189,8 +189,8 @@ def test_a_sink_that_no_checkpoint_covers_at_its_end_loses_records(tmp_path: Pat
         version="1.14",
     )
     ran, _ = answer(bounded(case, 7.0), tmp_path)
-    assert ran.result.verdict["verdict"] == "Fail", ran.result.verdict["summary"]
-    assert "delivery.lost" in ran.result.verdict["summary"]
+    assert ran.result.verdict.verdict == "Fail", ran.result.verdict.summary
+    assert "delivery.lost" in ran.result.verdict.summary
 
 
 def test_without_checkpoints_everything_is_replayed(tmp_path: Path):
@@ -234,7 +234,7 @@ def test_a_task_that_was_canceled_before_it_was_submitted_is_no_damage(tmp_path:
     ran = run_one(document(Case("offers", [slow], "", 0.0, options=QUICK)), tmp_path)
     states = [json.loads(e["data"]) for e in ran.trial.rows("events") if e["kind"] == "task.state"]
     assert any((s["from"], s["to"]) == ("DEPLOYING", "CANCELING") for s in states)
-    assert ran.result.verdict["verdict"] != "Error", ran.result.verdict["summary"]
+    assert ran.result.verdict.verdict != "Error", ran.result.verdict.summary
     start = recovered(tmp_path).start
     assert start is not None
     check_sums(start)

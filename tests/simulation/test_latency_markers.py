@@ -119,7 +119,7 @@ def test_the_shipped_example_shows_the_median_of_each_hop(tmp_path: Path):
     """scenarios/examples/latency-markers.yaml: half a timeout for a hop, the whole for two."""
     path = Path(__file__).resolve().parents[2] / "scenarios" / "examples" / "latency-markers.yaml"
     result = running.simulate_loaded(loading.load(path), out=tmp_path, quiet=True)
-    assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+    assert result.verdict.verdict == "Pass", result.verdict.summary
     rows = json.loads((result.folder / "metrics.json").read_text())
     shown = {
         row["trial"]: row

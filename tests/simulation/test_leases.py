@@ -80,11 +80,11 @@ def test_a_runner_that_does_not_renew_loses_its_fault_and_the_trial_is_repeated(
     result, trials = play(tmp_path, "renew", {"main-1": 9.0})
     assert [(t.trial, t.voided) for t in trials] == [("main-1", True), ("main-1-r2", False)]
     assert "lapsed" in trials[0].void_reason
-    assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+    assert result.verdict.verdict == "Pass", result.verdict.summary
 
 
 def test_a_lapse_that_the_runner_slept_through_makes_the_run_inconclusive(tmp_path: Path):
     """It came back when the deadline had passed too, so it cannot know; the record does."""
     result, trials = play(tmp_path, "inject", {"main-1": 14.5})
     assert [(t.trial, t.voided) for t in trials] == [("main-1", False)]
-    assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Voided")
+    assert (result.verdict.verdict, result.verdict.reason) == ("Inconclusive", "Voided")

@@ -64,11 +64,11 @@ def test_a_run_that_once_went_wrong_passes(
     """See `why`."""
     document = scenario(found) if isinstance(found, int) else loading.load(SCENARIOS / found).document
     result, complaints = run_document(document, tmp_path, variants=variants)
-    assert (result.verdict["verdict"], complaints) == ("Pass", []), why
+    assert (result.verdict.verdict, complaints) == ("Pass", []), why
 
 
 @pytest.mark.virtual
 def test_a_sink_that_ends_without_periodic_checkpoints_leaves_a_sound_history(tmp_path: Path) -> None:
     """It commits without a checkpoint when its bounded input ends. The final checkpoint of the other pipeline comes later."""
     result, complaints = run_document(yaml.safe_load(TWO_PIPELINES), tmp_path)
-    assert (result.verdict["verdict"], complaints) == ("Pass", [])
+    assert (result.verdict.verdict, complaints) == ("Pass", [])

@@ -133,7 +133,7 @@ def test_the_example_goes_on_with_the_records_in_flight_and_1_12_refuses_it(tmp_
     kept = tmp_path / "first" / "files" / "before-1"
     document["spec"]["testbed"]["flinkConfiguration"]["execution.state-recovery.path"] = str(kept)
     result, _ = run_document(document, tmp_path / "second", variants=["after"])
-    assert result.verdict["verdict"] == "Pass"
+    assert result.verdict.verdict == "Pass"
     trial = read_trial(tmp_path / "second" / "history" / "after-1", run=RUN, trial="after-1")
     starts, oldest = source_starts(trial), dict[str, int]()
     for row in trial.rows("delivery"):
@@ -143,5 +143,5 @@ def test_the_example_goes_on_with_the_records_in_flight_and_1_12_refuses_it(tmp_
     assert all(oldest[source] < start for source, start in starts.items())
     document["spec"]["testbed"]["flinkVersion"] = "1.12"
     result, _ = run_document(document, tmp_path / "refused", variants=["after"])
-    assert result.verdict["verdict"] == "Error"
+    assert result.verdict.verdict == "Error"
     assert "Flink 1.12 restores it at the same parallelism only" in json.dumps(result.verdict)

@@ -69,7 +69,7 @@ def test_a_scenario_passes_together_with_its_control_run(name: str, tmp_path: Pa
     """Several trials on one loop do not disturb each other."""
     document = loading.load(SCENARIOS / name).document
     result, complaints = run_document(document, tmp_path, control=True)
-    assert result.verdict["verdict"] == "Pass"
+    assert result.verdict.verdict == "Pass"
     assert complaints == []
 
 
@@ -102,7 +102,7 @@ def test_a_latency_spike_passes_if_the_latency_returns_and_fails_if_it_stays(
     document = loading.load(SCENARIOS / "01-latency-spike").document
     document["spec"]["faults"][0]["duration"] = lasts
     result, _ = run_document(document, tmp_path, progress=progress)
-    judged = result.verdict["expectations"]
-    after = [e for e in judged if "(fault)" not in e["text"]]
-    assert [e["text"] for e in after if e["verdict"] == "Fail"] == failed
-    assert (result.verdict["verdict"] == "Pass") == (not failed)
+    judged = result.verdict.judged
+    after = [e for e in judged if "(fault)" not in e.text]
+    assert [e.text for e in after if e.verdict == "Fail"] == failed
+    assert (result.verdict.verdict == "Pass") == (not failed)

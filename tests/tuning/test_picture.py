@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.tuning import grid, score
 from testbed_runtime.tuning.picture import CHARACTER, COLOURS, HEIGHT, LINE_HEIGHT, MARGIN, WIDTH, picture
 
@@ -30,7 +31,7 @@ def line(number: int, x: float | None, y: float | None, **fields: Any) -> score.
     texts = fields.pop("texts", (f"x{x:g}" if x is not None else "", f"y{y:g}" if y is not None else ""))
     row = grid.Row(number, {} if reference else options, reference)
     values = tuple(score.Value(v, text) for v, text in zip((x, y), texts, strict=True))
-    return score.Line(row, "Pass", values, (), whole=True, **fields)
+    return score.Line(row, Verdict.PASS, values, (), whole=True, **fields)
 
 
 def drawn(*lines: score.Line) -> ElementTree.Element:

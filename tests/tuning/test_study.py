@@ -19,10 +19,12 @@ from testbed_runtime.cli.tune import find_scenarios, load_study, scenario_folder
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import DASH
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.verdict import RunVerdict
 from testbed_runtime.tuning import grid, production, score, table
 from testbed_runtime.tuning.picture import CHARACTER, LINE_HEIGHT, picture
 from testbed_runtime.tuning.score import costs
 from tests.api.documents import SCENARIO, good
+from tests.verdicts import run_verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY: dict[str, Any] = {
@@ -40,19 +42,16 @@ def spec(**changes: Any) -> TuningStudySpec:
     return TuningStudySpec.model_validate({**copy.deepcopy(STUDY), **changes})
 
 
-def verdict(word: str, **values: float | None) -> dict[str, Any]:
-    """As verdict.json, with one value for each metric (`_` for `.`)."""
-    return {
-        "verdict": word,
-        "summary": f"it is {word}",
-        "expectations": [
-            {"metric": name.replace("_", "."), "quantile": None, "value": value, "measured": f"{value:g}" if value is not None else ""}
-            for name, value in values.items()
-        ],
-    }  # fmt: skip
+def verdict(word: str, **values: float | None) -> RunVerdict:
+    """With one value for each metric (`_` for `.`)."""
+    items = [
+        {"metric": name.replace("_", "."), "value": value, "measured": f"{value:g}" if value is not None else ""}
+        for name, value in values.items()
+    ]  # fmt: skip
+    return run_verdict(word, summary=f"it is {word}", expectations=items)
 
 
-def lines(study: TuningStudySpec, *verdicts: dict[str, Any]) -> tuple[score.Line, ...]:
+def lines(study: TuningStudySpec, *verdicts: RunVerdict) -> tuple[score.Line, ...]:
     """The verdicts in the order of the runs."""
     planned = grid.planned_runs("study", study)
     return score.table(study, [score.Outcome(p, v) for p, v in zip(planned, verdicts, strict=False)])
@@ -199,20 +198,13 @@ def test_scenarios_are_looked_for_beside_the_study_and_may_be_single_files(tmp_p
 # ---- references, front, costs
 
 
-def trials(word: str, *detections: float, at_least: bool = False) -> dict[str, Any]:
-    """As verdict.json, with one item for each trial."""
+def trials(word: str, *detections: float, at_least: bool = False) -> RunVerdict:
+    """With one item for each trial."""
     items = [
-        {
-            "metric": "recovery.detect",
-            "quantile": None,
-            "phase": "",
-            "value": v,
-            "measured": f"{v:.2f} s",
-            "at_least": at_least,
-        }
+        {"metric": "recovery.detect", "value": v, "measured": f"{v:.2f} s", "at_least": at_least}
         for v in detections
     ]
-    return {"verdict": word, "summary": f"it is {word}", "expectations": items}
+    return run_verdict(word, summary=f"it is {word}", expectations=items)
 
 
 HEARTBEAT: dict[str, Any] = {
@@ -230,9 +222,7 @@ FAST, SLOW, OWN = (
 )
 
 
-def heartbeat_lines(
-    *verdicts: dict[str, Any], **changes: Any
-) -> tuple[TuningStudySpec, tuple[score.Line, ...]]:
+def heartbeat_lines(*verdicts: RunVerdict, **changes: Any) -> tuple[TuningStudySpec, tuple[score.Line, ...]]:
     study = TuningStudySpec.model_validate({**HEARTBEAT, **changes})
     planned = grid.planned_runs("study", study)
     outcomes = [score.Outcome(p, v, {}, ("dead",)) for p, v in zip(planned, verdicts, strict=False)]
@@ -271,13 +261,13 @@ def test_a_row_that_beats_the_defaults_everywhere_is_preferred_to_a_better_trade
     """1 s is fastest but has more false failovers than the defaults; 5 s is better in both than a worse default."""
     objectives = [{"metric": "recovery.detect"}, {"metric": "failovers.count"}]
 
-    def both(detections: list[float], failovers: float) -> dict[str, Any]:
+    def both(detections: list[float], failovers: float) -> RunVerdict:
         found = trials("Pass", *detections)
-        found["expectations"] += [
-            {**item, "metric": "failovers.count", "value": failovers, "measured": f"{failovers:g}"}
-            for item in found["expectations"]
+        more = [
+            replace(item, metric="failovers.count", value=float(failovers), measured=f"{failovers:g}")
+            for item in found.judged
         ]
-        return found
+        return replace(found, judged=(*found.judged, *more))
 
     _, found = heartbeat_lines(
         both(FAST, 3), both([7.5] * 8, 1), both(SLOW, 1), both(OWN, 2), objectives=objectives
@@ -362,8 +352,8 @@ def test_the_reason_of_a_row_is_that_of_its_worst_verdict():
     """Not that of the first run that did not pass."""
     study = TuningStudySpec.model_validate({**HEARTBEAT, "scenarios": [{"name": "killed"}, {"name": "late"}]})
     verdicts = [
-        {"verdict": "Inconclusive", "summary": "few trials"},
-        {"verdict": "Fail", "summary": "too slow"},
+        run_verdict("Inconclusive", summary="few trials"),
+        run_verdict("Fail", summary="too slow"),
     ]
     planned = [p for p in grid.planned_runs("study", study) if p.row.number == 0]
     outcomes = [score.Outcome(p, v) for p, v in zip(planned, verdicts, strict=True)]
@@ -452,7 +442,7 @@ def test_objectives_have_phases():
         {"metric": "latency", "quantile": 0.99, "phase": phase, "value": value, "measured": f"{value} s"}
         for phase, value in (("baseline", 0.1), ("fault", 9.0))
     ]
-    found = lines(study, *[{"verdict": "Pass", "expectations": items}] * 2)
+    found = lines(study, *[run_verdict(expectations=items)] * 2)
     assert (found[0].values, score.title(study.objectives[0])) == ((0.1,), "latency p99 baseline (min)")
 
 
@@ -538,7 +528,8 @@ def test_a_reference_that_fails_is_named_with_its_reason():
 
 def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():
     """Its seconds are those until the end of the record."""
-    bounded = trials("Pass", *FAST)
-    bounded["expectations"][3]["at_least"] = True
+    fast = trials("Pass", *FAST)
+    items = [replace(item, at_least=number == 3) for number, item in enumerate(fast.judged)]
+    bounded = replace(fast, judged=tuple(items))
     _, found = heartbeat_lines(bounded, trials("Pass", *SLOW))
     assert [line.objectives[0].bounded for line in found[:2]] == [True, False]

@@ -17,6 +17,7 @@ from testbed_runtime.kube.study import Study
 from testbed_runtime.tuning import grid
 from tests.api.documents import SCENARIO, good
 from tests.operator.model import ModelApi
+from tests.verdicts import run_verdict
 from tests.waiting import until
 
 LAB = "lab"
@@ -56,8 +57,8 @@ def finish(
 ) -> None:
     """As the runner's pod and the operator do."""
     name = run["metadata"]["name"]
-    item = {"metric": "recovery.total", "quantile": None, "value": seconds, "measured": f"{seconds} s"}
-    text = json.dumps({"verdict": verdict, "summary": verdict, "expectations": [item]})
+    item = {"metric": "recovery.total", "value": seconds, "measured": f"{seconds} s"}
+    text = json.dumps(run_verdict(verdict, summary=verdict, expectations=[item]).to_json())
     api.put(
         {
             "apiVersion": "v1",

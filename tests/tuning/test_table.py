@@ -12,8 +12,10 @@ from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.quantities import DASH
 from testbed_runtime.core.judgement.recovery import Margin
 from testbed_runtime.core.judgement.statistics import Interval
+from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.tuning import grid, production, score, table
 from testbed_runtime.tuning.score import Cost, costs
+from tests.verdicts import run_verdict
 
 QUALITY = Quality(false_failovers_per_day=0.12345, accuracy=0.99, mistake_s=1.0, dead_s=2.0, silent_s=30.0)
 RECOVERY, FAILOVERS = {"metric": "recovery.total"}, {"metric": "failovers.count"}
@@ -33,7 +35,8 @@ def line(number: int, *values: float | None, reference: str = "", **fields: Any)
     """A row that passed, with these values of its objectives."""
     options = {} if reference else {"heartbeat.interval": f"{number + 1} s"}
     found = tuple(score.Value(v, f"{v:g}") if v is not None else score.Value() for v in values)
-    fields = {"verdict": "Pass", "whole": True, "runs": (f"run-{number}",), **fields}
+    word = fields.pop("verdict", "Pass")
+    fields = {"verdict": Verdict(word) if word else None, "whole": True, "runs": (f"run-{number}",), **fields}
     return score.Line(row=grid.Row(number, options, reference), objectives=found, **fields)
 
 
@@ -100,7 +103,7 @@ def test_a_row_that_is_worse_than_the_defaults_is_preferred_only_if_every_row_is
     assert numbers(score.ranked(study(), [line(0, 1.0, 10.6), line(1, 9.0, 10.5), default]))[0] == 1
     assert numbers(score.ranked(study(), [line(0, 1.0, 10.6), line(1, 9.0, 10.6), default]))[0] == 0
     assert numbers(score.ranked(study(), [line(0, 11.0, 1.0), default]))[0] == 3
-    assert numbers(score.ranked(study(), [line(0, 1.0, 10.6), replace(default, verdict="Fail")])) == [0]
+    assert numbers(score.ranked(study(), [line(0, 1.0, 10.6), replace(default, verdict=Verdict.FAIL)])) == [0]
     assert numbers(score.ranked(study(), [default])) == [3]
 
 
@@ -141,8 +144,7 @@ def outcomes(*runs: list[dict[str, Any]], scenarios: int = 1) -> score.Line:
     spec = study(LATENCY, scenarios=names)
     planned = grid.planned_runs("study", spec)
     found = [
-        score.Outcome(run, {"verdict": "Pass", "expectations": items})
-        for run, items in zip(planned, runs, strict=False)
+        score.Outcome(run, run_verdict(expectations=items)) for run, items in zip(planned, runs, strict=False)
     ]
     return score.table(spec, found)[0]
 
@@ -420,12 +422,10 @@ def test_nothing_is_recommended_if_no_row_passes_or_none_is_within_its_limits():
     [((), "killed: s"), (("a",), "killed (fault `a`): s"), (("a", "b"), "killed (faults `a`, `b`): s")],
 )
 def test_the_reason_of_a_row_names_the_faults_of_its_scenario(faults: tuple[str, ...], text: str):
-    """A run without a summary has its reason; one without a verdict is an error."""
+    """With the summary of the run that failed."""
     (run, *_) = grid.planned_runs("study", study())
-    found = score.table(study(), [score.Outcome(run, {"verdict": "Fail", "summary": "s"}, {}, faults)])[0]
+    found = score.table(study(), [score.Outcome(run, run_verdict("Fail", summary="s"), {}, faults)])[0]
     assert (found.reason, found.whole, found.runs) == (text, True, (run.name,))
-    found = score.table(study(), [score.Outcome(run, {"reason": "s"}, {}, faults)])[0]
-    assert (found.verdict, found.reason) == ("Error", text)
 
 
 # ---- the grid

@@ -15,6 +15,7 @@ from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.cli.study_runs import StudyRuns, Task, simulate_all
 from testbed_runtime.cli.tune import find_scenarios, load_study, scenario_folders
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.runner.engine import RunRequest
 from testbed_runtime.simulation import entry
 from tests.tuning.small import LARGE_BACKOFF, SMALL_BACKOFF, small_scenario, small_study
@@ -168,5 +169,5 @@ def test_a_run_that_cannot_be_carried_out_is_a_row_and_a_bug_ends_the_study(
     )
     with pytest.raises(KeyError) if raised else nullcontext():
         (done,) = simulate_all([task], jobs=1, on_done=lambda done: None)
-        assert (done.number, done.verdict) == (3, {"verdict": "Error", "summary": "no such host"})
+        assert (done.number, done.verdict) == (3, RunVerdict(verdict=Verdict.ERROR, summary="no such host"))
     assert not (task.folder / "history").exists()

@@ -59,7 +59,7 @@ def judge(
     causes = {
         t.trial: cause for t in trials if not t.voided and (cause := _cause(t, by_trial.get(t.trial, ())))
     }
-    return RunVerdict(aggregate(j.verdict for j in judged), tuple(judged), verdicts, causes, stopped)
+    return RunVerdict.of(judged, variants=verdicts, causes=causes, stopped=stopped)
 
 
 def _cause(trial: TrialFacts, rows: Iterable[Row]) -> str:

@@ -5,26 +5,27 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
-from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec import Struct, convert, field, to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.trial.manifest import TrialEntry
 
 
-class Verdict(enum.IntEnum):
-    """Verdicts in order of precedence: the largest wins."""
+class Verdict(enum.StrEnum):
+    """Verdicts, the least severe first."""
 
-    PASS = 0
-    INCONCLUSIVE = 1
-    FAIL = 2
-    ERROR = 3
+    PASS = "Pass"  # noqa: S105 - a verdict
+    INCONCLUSIVE = "Inconclusive"
+    FAIL = "Fail"
+    ERROR = "Error"
 
-    def __str__(self) -> str:
-        return self.name.capitalize()
+    @property
+    def severity(self) -> int:
+        return tuple(Verdict).index(self)
 
 
 NAMED_MAX = 3
@@ -35,13 +36,8 @@ EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 
 
 def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst verdict; Inconclusive without any."""
-    return max(verdicts, default=Verdict.INCONCLUSIVE)
-
-
-def worst(names: Iterable[str]) -> Verdict:
-    """Return the worst of the named verdicts; Inconclusive without any."""
-    return aggregate(Verdict[name.upper()] for name in names)
+    """Return the most severe verdict; Inconclusive without any."""
+    return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict.INCONCLUSIVE)
 
 
 class TrialFacts(Struct, frozen=True, kw_only=True):
@@ -93,10 +89,10 @@ class Judged(Struct, frozen=True, kw_only=True):
     """The judgement of one expectation in one trial. `trial` is empty if it covers all trials of a variant."""
 
     text: str
-    metric: str
-    variant: str
-    trial: str
     verdict: Verdict
+    metric: str = ""
+    variant: str = ""
+    trial: str = ""
     quantile: float | None = None
     phase: str = ""
     asked: str = ""
@@ -106,7 +102,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     """The true value is at least `value`."""
     reason: str = ""
     bounded_by: str = ""
-    implied: bool
+    implied: bool = False
     """A built-in check (safety, fault effect, residue), not an expectation of the scenario."""
     note: str = ""
     """How reliable the judgement is: the false-pass risk of a quantile over trials, or the interval of a
@@ -116,29 +112,71 @@ class Judged(Struct, frozen=True, kw_only=True):
     def explanation(self) -> str:
         return m.reason_text(self.reason)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": str(self.verdict), "explanation": self.explanation}
+    @property
+    def where(self) -> str:
+        """The trial, or the variant for a judgement of all its trials."""
+        return self.trial or self.variant
 
 
-class RunVerdict(Struct, frozen=True):
+class VariantVerdict(Struct, frozen=True):
+    variant: str
     verdict: Verdict
-    judged: tuple[Judged, ...]
-    variants: Mapping[str, Verdict]
-    causes: Mapping[str, str] = field(default_factory=dict)
-    """The last root cause of each trial whose job failed or never ran."""
+
+
+class TrialCause(Struct, frozen=True):
+    """The last root cause of a trial whose job failed or never ran."""
+
+    trial: str
+    cause: str
+
+
+class RunVerdict(Struct, frozen=True, kw_only=True):
+    """The verdict of a run, as verdict.json has it."""
+
+    verdict: Verdict
+    reason: str = ""
+    """The reason of the first judgement that determined the verdict; empty for Pass."""
+    summary: str = ""
+    """The verdict in one sentence. If the run ended early, a second sentence says why."""
     stopped: str = ""
     """A sentence that says why the run ended before its last trial, although nothing failed."""
+    variants: tuple[VariantVerdict, ...] = ()
+    judged: tuple[Judged, ...] = field(default=(), name="expectations")
+    causes: tuple[TrialCause, ...] = ()
+    answer: tuple[str, ...] = ()
+    """The cost of each recovery, as the terminal shows it."""
 
-    @property
-    def reason(self) -> str:
-        """The reason of the first judgement that determined the verdict; empty for Pass."""
-        worst = next((j for j in self.judged if j.verdict is self.verdict), None)
-        return "" if worst is None or self.verdict is Verdict.PASS else worst.reason
+    @classmethod
+    def of(
+        cls,
+        judged: Sequence[Judged],
+        *,
+        variants: Mapping[str, Verdict],
+        causes: Mapping[str, str],
+        stopped: str = "",
+    ) -> Self:
+        verdict = aggregate(item.verdict for item in judged)
+        worst = next((item for item in judged if item.verdict is verdict), None)
+        made = cls(
+            verdict=verdict,
+            reason="" if worst is None or verdict is Verdict.PASS else worst.reason,
+            stopped=stopped,
+            variants=tuple(VariantVerdict(name, found) for name, found in variants.items()),
+            judged=tuple(judged),
+            causes=tuple(TrialCause(trial, cause) for trial, cause in causes.items()),
+        )
+        return replace(made, summary=f"{made._sentence} {stopped}".rstrip())
 
-    @property
-    def summary(self) -> str:
-        """The verdict in one sentence. If the run ended early, a second sentence says why."""
-        return f"{self._sentence} {self.stopped}".rstrip()
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Raises ValueError, which names the field."""
+        return convert(data, cls)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of verdict.json."""
+        items = [{**to_builtins(item), "explanation": item.explanation} for item in self.judged]
+        known = {"schema": SCHEMA, "verdict": self.verdict, "exitCode": EXIT_CODES[self.verdict]}
+        return {**known, **to_builtins(replace(self, judged=())), "expectations": items}
 
     @property
     def _sentence(self) -> str:
@@ -148,17 +186,17 @@ class RunVerdict(Struct, frozen=True):
         if not worst:
             return "There was nothing to judge."
         first = worst[0]
-        where = first.trial or first.variant
-        claim = f"{first.text} in {where}" if where else first.text
+        claim = f"{first.text} in {first.where}" if first.where else first.text
         if first.reason == m.RUN_FAILED:
-            claim = f"{where or 'the run'} could not be completed"
+            claim = f"{first.where or 'the run'} could not be completed"
         measured = f"measured {first.measured}" if first.measured else ""
         why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
         why = m.with_rows(first.reason, why, {j.metric: j.measured for j in worst if j.trial == first.trial})
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
         # a judgement of no trial in particular may be explained by any of them, which is named
-        trial = first.trial or next(iter(self.causes), "")
-        cause = self.causes.get(trial, "")
+        causes = {one.trial: one.cause for one in self.causes}
+        trial = first.trial or next(iter(causes), "")
+        cause = causes.get(trial, "")
         known = not cause or cause in f"{first.text}{why}"
         last = "" if known else f" Last failure of the job{'' if first.trial else f' in {trial}'}: {cause}"
         return f"{claim}: {why.removesuffix('.')}{more}.{last}"
@@ -184,20 +222,6 @@ class RunVerdict(Struct, frozen=True):
         if len(trials) == len({j.trial for j in self.judged if j.trial}):
             return ""
         return f" in {', '.join(trials) if len(trials) <= NAMED_MAX else f'{len(trials)} trials'}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of verdict.json."""
-        return {
-            "schema": SCHEMA,
-            "verdict": str(self.verdict),
-            "exitCode": EXIT_CODES[self.verdict],
-            "reason": self.reason,
-            "summary": self.summary,
-            "stopped": self.stopped,
-            "variants": [{"variant": v, "verdict": str(x)} for v, x in self.variants.items()],
-            "expectations": [j.to_json() for j in self.judged],
-            "causes": [{"trial": trial, "cause": cause} for trial, cause in self.causes.items()],
-        }
 
 
 def controls_of(entries: Sequence[TrialEntry]) -> dict[str, str]:
