@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from testbed_runtime.core.documents import (
+    COMPARISON_FILE,
     METRICS_FILE,
     RECOVERY_FILE,
     TIMESERIES_FILE,
@@ -22,6 +23,9 @@ from testbed_runtime.core.judgement.recovery import ROUNDING_S, TrialRecovery
 from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.files import field_of, read_document
+
+if TYPE_CHECKING:
+    from testbed_runtime.core.judgement.comparison import Comparison
 
 _VALUE = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)] | None
 _ROW = msgspec.defstruct(
@@ -90,3 +94,15 @@ def _result(folder: Path, name: str, kind: Any, missing: Any) -> tuple[Any, Any]
 
 def _damaged(path: Path, problem: str) -> UserError:
     return UserError(str(path), problem, f"it is damaged; run `headgate evaluate {path.parent}` again")
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """Read a run's comparison.json. Without groups if it is missing or damaged: it repeats what metrics.json has."""
+    from testbed_runtime.core.judgement.comparison import (
+        Comparison,  # it imports NumPy, which `--help` does not need
+    )
+
+    try:
+        return Comparison.from_json(read_document(folder / COMPARISON_FILE))
+    except (OSError, ValueError, TypeError):
+        return Comparison()

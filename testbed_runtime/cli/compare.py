@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from testbed_runtime.cli import options
 from testbed_runtime.cli.tables import output_width, side_by_side
 from testbed_runtime.core.errors import UserError, nearest
+from testbed_runtime.core.judgement.comparison import Comparison
 from testbed_runtime.core.judgement.expectations import parse_margin
 from testbed_runtime.core.judgement.metrics import (
     METRICS,
@@ -289,30 +290,30 @@ def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
 
 
 def _print(
-    tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Mapping[str, Sequence[str]], *, as_json: bool
+    tables: Sequence[tuple[str, Comparison]], changes: Mapping[str, Sequence[str]], *, as_json: bool
 ) -> None:
     listed = [f"{runs}: {change}" for runs, changed in changes.items() for change in changed]
-    data = {"changes": listed, "comparisons": [{"variant": n, **t} for n, t in tables]}
+    data = {"changes": listed, "comparisons": [{"variant": n, **t.to_json()} for n, t in tables]}
     lines: list[str] = []
     for runs, changed in changes.items():
         lines += [f"different settings, {runs}:", *(f"  {change}" for change in changed)]
     for name, table in tables:
         lines += [*([f"\n{name}"] if name else []), *text_table(table)]
-    metrics = {c["title"] for _, table in tables for c in table["contrasts"]}
-    few = [c for _, table in tables for c in table["contrasts"] if c["reason"] == NOT_ENOUGH_TRIALS]
+    contrasts = [found for _, table in tables for found in table.contrasts]
+    metrics = {found.key for found in contrasts}
+    few = [found for found in contrasts if found.reason == NOT_ENOUGH_TRIALS]
     if few and len(metrics) > 1:
         lines.append("If you compare fewer metrics, you need fewer trials: name one with --metric.")
     options.show(data, lines, as_json=as_json)
 
 
-def text_table(table: Mapping[str, Any]) -> list[str]:
-    """Return comparison.json as lines: a row for each metric, a column for each group, then the answers in words."""
+def text_table(table: Comparison) -> list[str]:
+    """Return a comparison as lines: a row for each metric, a column for each group, then the answers in words."""
     lines = side_by_side(table, width=output_width())
-    contrasts = table["contrasts"]
-    few = [c for c in contrasts if c["reason"] == NOT_ENOUGH_TRIALS]
-    shown = [c for c in contrasts if c not in few] if len(few) > 1 else contrasts
-    lines += [f"{c['title']}: {c['group']} against {c['reference']}: {c['text']}" for c in shown]
+    few = [c for c in table.contrasts if c.reason == NOT_ENOUGH_TRIALS]
+    shown = [c for c in table.contrasts if c not in few] if len(few) > 1 else table.contrasts
+    lines += [f"{c.key.title}: {c.name} against {c.reference}: {c.text}" for c in shown]
     if len(few) > 1 and shown:  # without other metrics, the answer says so
-        titles = dict.fromkeys(c["title"] for c in few)
+        titles = dict.fromkeys(c.key.title for c in few)
         lines.append(f"{', '.join(titles)}: unknown; an interval needs more trials")
-    return [*lines, *(f"answer: {text}" for text in table["summary"])]
+    return [*lines, *(f"answer: {text}" for text in table.summary)]

@@ -20,15 +20,15 @@ from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
 from testbed_runtime.cli.tables import output_width, side_by_side
-from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import fix_of
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Judged, Verdict, aggregate
 from testbed_runtime.core.trial.plan import RunPlan
-from testbed_runtime.files import naming, read_json
+from testbed_runtime.files import naming
 from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.results import read_comparison
 from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.progress import Progress
@@ -216,10 +216,10 @@ def print_verdict(name: str, result: RunResult) -> None:
 
 def _variants(folder: Path, width: int) -> list[str]:
     """Return the variants of a run side by side, and which of them is better. Empty for a run with one variant."""
-    table = read_json(folder / COMPARISON_FILE, {})
-    if len(table.get("groups", ())) < 2:
+    table = read_comparison(folder)
+    if len(table.groups) < 2:
         return []
-    return ["", *side_by_side(table, width=width - 2), *table["summary"], ""]
+    return ["", *side_by_side(table, width=width - 2), *table.summary, ""]
 
 
 def _why(item: Judged) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from testbed_runtime.core.judgement.quantities import counted
+
+if TYPE_CHECKING:  # it imports NumPy, which `--help` does not need
+    from testbed_runtime.core.judgement.comparison import Comparison
 
 GAP = "  "
 MANY_GROUPS = 8
@@ -65,15 +68,14 @@ def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Iterator
         yield GAP.join([first.ljust(widths[0]), *cells]).rstrip()
 
 
-def side_by_side(table: Mapping[str, Any], *, width: int = 0) -> list[str]:
+def side_by_side(table: Comparison, *, width: int = 0) -> list[str]:
     """Return a comparison as lines: a row for each metric and a column for each group, or the other way round if there are many groups,
     such as the runs of a trend. With a width, columns that do not fit beside each other follow below. Pure."""
-    groups = table["groups"]
-    columns = [["", *(metric["title"] for metric in table["metrics"])]]
-    for group in groups:
-        trials = counted(group["trials"], "trial")
-        columns.append([f"{group['name']} ({trials})", *(value["text"] for value in group["values"])])
-    if len(groups) > MANY_GROUPS:
+    columns = [["", *(metric.title for metric in table.metrics)]]
+    for group in table.groups:
+        head = f"{group.name} ({counted(group.trials, 'trial')})"
+        columns.append([head, *(value.text for value in group.values)])
+    if len(table.groups) > MANY_GROUPS:
         columns = [list(row) for row in zip(*columns, strict=True)]
     return fitting(columns, width)
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
+from testbed_runtime.core.judgement.comparison import Comparison
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -31,7 +32,7 @@ def build(
     verdict: RunVerdict,
     *,
     recoveries: Mapping[str, TrialRecovery] | None = None,
-    comparison: Mapping[str, Any] | None = None,
+    comparison: Comparison | None = None,
 ) -> RunView:
     """Build the view. `recoveries` and `comparison` are the files of those names, if the run has them. Missing parts are tolerated, so that an interrupted run still gets a page."""
     spec = manifest.scenario.spec
@@ -60,7 +61,7 @@ def build(
         environment=tuple(_environment(manifest, metrics)),
         notes=tuple(limits_of(manifest, trials, metrics)),
         controls=controls_of(entries),
-        comparison=comparison or {},
+        comparison=comparison or Comparison(),
     )
 
 

@@ -119,13 +119,12 @@ def _why(item: Judged) -> str:
 
 
 def _comparison(view: RunView) -> list[str]:
-    groups = view.comparison.get("groups") or ()
+    groups = view.comparison.groups
     if len(groups) < 2:
         return []
-    metrics = view.comparison.get("metrics") or ()
-    rows = [(m["title"], *(g["values"][i]["text"] for g in groups)) for i, m in enumerate(metrics)]
-    found = table(("mean [interval]", *(cell(g["name"]) for g in groups)), rows)
-    return [*found, *(f"- {line(text)}" for text in view.comparison.get("summary") or ()), ""]
+    rows = [(m.title, *(g.values[i].text for g in groups)) for i, m in enumerate(view.comparison.metrics)]
+    found = table(("mean [interval]", *(cell(g.name) for g in groups)), rows)
+    return [*found, *(f"- {line(text)}" for text in view.comparison.summary), ""]
 
 
 def _answers(view: RunView) -> list[str]:

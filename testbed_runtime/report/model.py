@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
+from testbed_runtime.core.judgement.comparison import Comparison
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import Judged, VariantVerdict, Verdict
 
@@ -89,8 +90,7 @@ class RunView(Struct, frozen=True):
     notes: tuple[str, ...]
     controls: Mapping[str, str]
     """The control trial that each variant is compared with."""
-    comparison: Mapping[str, Any] = field(default_factory=dict)
-    """The content of comparison.json; empty without it."""
+    comparison: Comparison = Comparison()
 
     @property
     def fault_trials(self) -> tuple[TrialView, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import quantiles
-from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.core.judgement import quantities
+from testbed_runtime.core.judgement.comparison import Comparison, Mean
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Svg, bold_width, log_ticks, nice_ticks, number
 from testbed_runtime.report.timeline import Size
@@ -45,20 +44,18 @@ class Distribution(Struct, frozen=True):
         return [v for strip in self.strips for v in strip.values]
 
 
-def distributions(comparison: Mapping[str, Any]) -> list[Distribution]:
-    """Return the distributions of comparison.json, without metrics that have no value."""
-    groups = comparison.get("groups") or ()
+def distributions(comparison: Comparison) -> list[Distribution]:
+    """Return the distributions of a comparison, without metrics that have no value."""
     found = []
-    for index, metric in enumerate(comparison.get("metrics") or ()):
-        strips = tuple(_strip_of(str(group["name"]), group["values"][index]) for group in groups)
+    for index, metric in enumerate(comparison.metrics):
+        strips = tuple(_strip_of(group.name, group.values[index]) for group in comparison.groups)
         if any(strip.values for strip in strips):
-            found.append(Distribution(str(metric["title"]), str(metric["unit"]), strips))
+            found.append(Distribution(metric.title, metric.unit, strips))
     return found
 
 
-def _strip_of(name: str, found: Mapping[str, Any]) -> Strip:
-    values = tuple(float(v) for v in found["values"] if v is not None)
-    return Strip(name, values, found.get("low"), found.get("high"), str(found.get("text") or quantities.DASH))
+def _strip_of(name: str, found: Mean) -> Strip:
+    return Strip(name, tuple(v for v in found.values if v is not None), found.low, found.high, found.text)
 
 
 def strips_svg(found: Sequence[Distribution], size: Size, *, key: str) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.documents import (
-    COMPARISON_FILE,
     JUNIT_FILE,
     METRICS_FILE,
     PAGE_FILE,
@@ -17,14 +16,14 @@ from testbed_runtime.core.documents import (
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict
 from testbed_runtime.core.trial.manifest import RunManifest, ScenarioEntry
-from testbed_runtime.files import read_document, read_json, write_whole
+from testbed_runtime.files import read_document, write_whole
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
-from testbed_runtime.results import read_recoveries, read_rows, read_series
+from testbed_runtime.results import read_comparison, read_recoveries, read_rows, read_series
 
 Document = Mapping[str, Any]
 
@@ -50,7 +49,7 @@ def write_report(
         timeseries,
         verdict,
         recoveries=read_recoveries(folder) if metrics else {},
-        comparison=read_json(folder / COMPARISON_FILE, {}),
+        comparison=read_comparison(folder),
     )
     put(folder / SUMMARY_FILE, run_markdown(view))
     put(folder / JUNIT_FILE, junit_xml([view], inconclusive=inconclusive))
@@ -90,7 +89,7 @@ def _read(run: Path) -> RunView:
         read_series(run),
         verdict,
         recoveries=read_recoveries(run),
-        comparison=read_json(run / COMPARISON_FILE, {}),
+        comparison=read_comparison(run),
     )
 
 

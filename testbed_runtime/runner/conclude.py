@@ -72,8 +72,8 @@ def is_decided(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> bool
     return not any(item.reason in undecided for item in verdict_of(manifest, rows).judged)
 
 
-def compare_variants(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content of comparison.json: the run's variants, each against the first one, and the metrics that they judge."""
+def compare_variants(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> comparison.Comparison:
+    """Return the run's variants, each against the first one, and the metrics that they judge."""
     judged = [expectation for items in expectations_of(manifest).values() for expectation in items]
     return comparison.comparison(groups_of(manifest, rows), also=comparison.judged_keys(judged))
 
@@ -123,7 +123,7 @@ def conclude(
     answer = tuple(answer_lines(manifest.trials, recoveries))
     verdict = replace(verdict_of(manifest, rows, error=error), answer=answer)
     write_json(folder / VERDICT_FILE, verdict.to_json())
-    write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
+    write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows).to_json())
     report = write_report(
         folder,
         manifest=manifest,

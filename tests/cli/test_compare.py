@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from testbed_runtime.cli.commands import build
 from testbed_runtime.cli.compare import text_table
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.judgement.comparison import UNKNOWN, Comparison, Contrast, Key
+from testbed_runtime.core.judgement.metrics import NO_DATA, NOT_ENOUGH_TRIALS
 
 CONFIGURATION = {"slow": {"heartbeat.interval": "1 s"}, "fast": {"heartbeat.interval": "500 ms"}}
 SLOW, FAST = 2.0, 1.0
@@ -69,23 +72,18 @@ def test_groups_that_do_not_fit_beside_each_other_follow_below(
 
 def test_too_few_trials_are_one_line_and_not_one_for_each_metric(tmp_path: Path):
     """The table has what was measured, the answer how many trials an interval needs."""
-    contrasts = [
-        {"title": title, "group": "b", "reference": "a", "text": f"unknown: {title}; an interval needs 8", "reason": reason}
-        for title, reason in (("recovery.detect", "NotEnoughTrials"), ("outage", "NotEnoughTrials"), ("lag", "NoData"))
-    ]  # fmt: skip
-    table = {
-        "groups": [],
-        "metrics": [],
-        "contrasts": contrasts[:2],
-        "summary": ["Differences may be chance"],
-    }
+    contrasts = tuple(
+        Contrast(key=Key(metric), name="b", reference="a", answer=UNKNOWN, text=f"unknown: {metric}; an interval needs 8", reason=reason)
+        for metric, reason in (("recovery.detect", NOT_ENOUGH_TRIALS), ("outage", NOT_ENOUGH_TRIALS), ("lag", NO_DATA))
+    )  # fmt: skip
+    table = Comparison(contrasts=contrasts[:2], summary=("Differences may be chance",))
     assert text_table(table)[1:] == ["answer: Differences may be chance"]
-    shown = text_table({**table, "contrasts": contrasts})
+    shown = text_table(replace(table, contrasts=contrasts))
     assert shown[1:3] == [
         "lag: b against a: unknown: lag; an interval needs 8",
         "recovery.detect, outage: unknown; an interval needs more trials",
     ]
-    assert "an interval needs 8" in text_table({**table, "contrasts": contrasts[:1]})[1]
+    assert "an interval needs 8" in text_table(replace(table, contrasts=contrasts[:1]))[1]
 
 
 def test_runs_are_compared_variant_by_variant_and_their_settings_are_listed(tmp_path: Path):

@@ -12,6 +12,7 @@ from testbed_runtime.cli import faults, plan
 from testbed_runtime.cli.running import print_verdict
 from testbed_runtime.cli.tables import fitting, side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
+from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
 from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.core.options import Options
 from testbed_runtime.faults.registry import LOCAL
@@ -20,16 +21,14 @@ from testbed_runtime.runner.engine import RunResult
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 
 
-def table(*names: str) -> dict[str, Any]:
+def table(*names: str) -> Comparison:
     """Two metrics, and a group for each name."""
-    values = [{"text": "1.91 [1.87, 1.94] s"}, {"text": "1"}]
-    return {
-        "metrics": [{"title": "recovery.downtime"}, {"title": "failovers.count"}],
-        "groups": [
-            {"name": name, "trials": number, "values": values} for number, name in enumerate(names, 1)
-        ],
-        "summary": ["b against a: indistinguishable"],
-    }
+    values = (Mean(text="1.91 [1.87, 1.94] s"), Mean(text="1"))
+    return Comparison(
+        metrics=(Listed("recovery.downtime"), Listed("failovers.count")),
+        groups=tuple(GroupMeans(name, number, values) for number, name in enumerate(names, 1)),
+        summary=("b against a: indistinguishable",),
+    )
 
 
 def test_each_variant_is_a_column():
@@ -60,15 +59,16 @@ def test_many_groups_are_rows():
 
 @pytest.mark.parametrize(
     ("content", "shown"),
-    [(json.dumps(table("a", "b")), True), (json.dumps(table("a")), False), ("", False), (None, False)],
-    ids=["two variants", "one variant", "a damaged file", "no file"],
+    [(table("a", "b"), True), (table("a"), False), ("", False), ({"groups": 5}, False), (None, False)],
+    ids=["two variants", "one variant", "an empty file", "a damaged file", "no file"],
 )
 def test_a_run_of_several_variants_ends_with_the_table(
-    tmp_path: Path, capsys, content: str | None, shown: bool
+    tmp_path: Path, capsys, content: Comparison | dict[str, Any] | str | None, shown: bool
 ):
     """Between the answer and what did not hold; nothing to compare prints nothing."""
     if content is not None:
-        (tmp_path / COMPARISON_FILE).write_text(content)
+        data = content.to_json() if isinstance(content, Comparison) else content
+        (tmp_path / COMPARISON_FILE).write_text(json.dumps(data) if data else "")
     verdict = RunVerdict(verdict=Verdict.PASS, summary="s", answer=("the answer",))
     print_verdict("name", RunResult(tmp_path, verdict, tmp_path / "report.html"))
     lines = capsys.readouterr().out.splitlines()

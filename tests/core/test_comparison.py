@@ -236,13 +236,13 @@ def test_a_table_has_every_group_and_one_sentence_for_each():
         for name, mean, seed in (("slow", 2, 1), ("again", 2, 2), ("fast", 1, 3))
     ]
     table = comparison(groups)
-    assert [g["name"] for g in table["groups"]] == ["slow", "again", "fast"]
-    assert [c["answer"] for c in table["contrasts"]] == [INDISTINGUISHABLE, BETTER]
-    assert table["confidenceEach"] == pytest.approx(0.975)
-    assert table["summary"][0].startswith("again and slow are indistinguishable in recovery.detect")
-    assert table["summary"][1].startswith("fast against slow: recovery.detect: better by")
-    previous = comparison(groups, each_with_previous=True)["contrasts"]
-    assert [(c["reference"], c["group"]) for c in previous] == [("slow", "again"), ("again", "fast")]
+    assert [g.name for g in table.groups] == ["slow", "again", "fast"]
+    assert [c.answer for c in table.contrasts] == [INDISTINGUISHABLE, BETTER]
+    assert table.confidence_each == pytest.approx(0.975)
+    assert table.summary[0].startswith("again and slow are indistinguishable in recovery.detect")
+    assert table.summary[1].startswith("fast against slow: recovery.detect: better by")
+    previous = comparison(groups, each_with_previous=True).contrasts
+    assert [(c.reference, c.name) for c in previous] == [("slow", "again"), ("again", "fast")]
 
 
 # ---- expectations
@@ -290,7 +290,7 @@ def test_a_metric_without_a_better_direction_is_only_higher_or_lower(
         )
         for name, values in (("a", before), ("b", after))
     ]
-    assert answer in comparison(rows, keys=(key,))["summary"][0]
+    assert answer in comparison(rows, keys=(key,)).summary[0]
 
 
 @pytest.mark.parametrize(

@@ -30,44 +30,45 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
         [Group(name="late", trials={1: bounded}), Group(name="new", trials={1: rows_of("x", 3.0)})],
         keys=(DETECT,),
     )
-    assert [c["text"] for c in once["contrasts"]] == [
+    assert [c.text for c in once.contrasts] == [
         "unknown: 3.00 s against at least 2.00 s in 1 trial each; an interval needs 6"
     ]
     table = comparison(groups, keys=(DETECT, Key("failovers.count")))
-    assert table["metrics"] == [
-        {"metric": "recovery.detect", "quantile": None, "phase": "", "title": "recovery.detect", "unit": "s", "lowerIsBetter": True}
-    ]  # fmt: skip
-    assert (table["schema"], table["confidence"], table["matters"]) == (1, 0.95, 0.05)
-    assert table["confidenceEach"] == pytest.approx(1 - 0.05 / 3), (
+    written = table.to_json()
+    assert written["metrics"] == (
+        {"metric": "recovery.detect", "quantile": None, "phase": "", "title": "recovery.detect", "unit": "s", "lowerIsBetter": True},
+    )  # fmt: skip
+    assert (written["schema"], written["confidence"], written["matters"]) == (1, 0.95, 0.05)
+    assert written["confidenceEach"] == table.confidence_each == pytest.approx(1 - 0.05 / 3), (
         "one metric, three groups against the first"
     )
-    assert [g["trials"] for g in table["groups"]] == [8, 2, 8, 8]
-    plain, few, none, late = (g["values"][0] for g in table["groups"])
-    assert plain == {"mean": 2.0, "low": 2.0, "high": 2.0, "values": [2.0] * 8, "atLeast": False, "reason": "", "text": "2.00 s"}  # fmt: skip
-    assert few == {"mean": 2.0, "low": None, "high": None, "values": [1.0, 3.0], "atLeast": False, "reason": "", "text": "2.00 s"}  # fmt: skip
-    assert none == {"mean": None, "low": None, "high": None, "values": [None] * 8, "atLeast": False, "reason": m.NO_DATA, "text": "–"}  # fmt: skip
-    assert late == {"mean": 2.0, "low": 2.0, "high": None, "values": [2.0] * 8, "atLeast": True, "reason": m.NOT_RECOVERED, "text": "at least 2.00 s"}  # fmt: skip
-    assert table["summary"] == [
+    assert [g.trials for g in table.groups] == [8, 2, 8, 8]
+    plain, few, none, late = (g["values"][0] for g in written["groups"])
+    assert plain == {"mean": 2.0, "low": 2.0, "high": 2.0, "values": (2.0,) * 8, "atLeast": False, "reason": "", "text": "2.00 s"}  # fmt: skip
+    assert few == {"mean": 2.0, "low": None, "high": None, "values": (1.0, 3.0), "atLeast": False, "reason": "", "text": "2.00 s"}  # fmt: skip
+    assert none == {"mean": None, "low": None, "high": None, "values": (None,) * 8, "atLeast": False, "reason": m.NO_DATA, "text": "–"}  # fmt: skip
+    assert late == {"mean": 2.0, "low": 2.0, "high": None, "values": (2.0,) * 8, "atLeast": True, "reason": m.NOT_RECOVERED, "text": "at least 2.00 s"}  # fmt: skip
+    assert list(table.summary) == [
         "few against plain: unknown: 2.00 s against 2.00 s in 8 and 2 trials; an interval needs 7",
         "none against plain: the history has no data for this",
         "late and plain are indistinguishable in recovery.detect, within the intervals of the table",
     ]
-    assert comparison(groups[2:3])["summary"] == []
+    assert comparison(groups[2:3]).summary == ()
     first = comparison([groups[0], groups[0]], keys=(DETECT,))
-    assert first["summary"] == ["plain and plain are indistinguishable in recovery.detect"]
+    assert list(first.summary) == ["plain and plain are indistinguishable in recovery.detect"]
     values = {"a": [1.0, 3.0] * 5, "b": [3.0, 1.0] * 5}
     unsure = [Group(name=name, trials={i: [*rows_of(name, 2.0), bounded[0] | {"metric": "recovery.total", "value": v}] for i, v in enumerate(drawn)}) for name, drawn in values.items()]  # fmt: skip
-    assert comparison(unsure, keys=(DETECT, Key("recovery.total")))["summary"] == [
+    assert list(comparison(unsure, keys=(DETECT, Key("recovery.total"))).summary) == [
         "b and a are indistinguishable in recovery.detect, recovery.total, within the intervals of the table"
     ], "one of them is known to be equal"
     spread = comparison(
         [Group(name="a", trials={i: rows_of("a", v) for i, v in enumerate(TWO)})], keys=(DETECT,)
     )
-    assert spread["groups"][0]["values"][0]["text"].startswith("2.0"), "the mean"
+    assert spread.groups[0].values[0].text.startswith("2.0"), "the mean"
     assert with_interval("3", "3", "3") == "3 [3, 3]", "counts have no unit"
-    assert " [1." in spread["groups"][0]["values"][0]["text"], "with its interval"
+    assert " [1." in spread.groups[0].values[0].text, "with its interval"
     empty = comparison([groups[2], groups[2]], keys=(DETECT,))
-    assert empty["summary"] == ["none against none: the history has no data for this"]
+    assert list(empty.summary) == ["none against none: the history has no data for this"]
 
 
 def test_the_judged_metrics_are_shown_where_the_groups_differ_and_are_not_compared():
@@ -88,13 +89,13 @@ def test_the_judged_metrics_are_shown_where_the_groups_differ_and_are_not_compar
         return Group(name=name, trials={i: [*rows_of("x", 2.0)[-1:], *more] for i in range(3)})
 
     table = comparison([group("a", 1.0), group("b", 4.0)], keys=(DETECT,), also=[DETECT, lost, twice])
-    assert [metric["title"] for metric in table["metrics"]] == ["recovery.detect", "delivery.lost"]
-    assert [g["values"][1]["text"] for g in table["groups"]] == ["1", "4"]
-    assert [c["title"] for c in table["contrasts"]] == ["recovery.detect"]
+    assert [metric.title for metric in table.metrics] == ["recovery.detect", "delivery.lost"]
+    assert [g.values[1].text for g in table.groups] == ["1", "4"]
+    assert [c.key.title for c in table.contrasts] == ["recovery.detect"]
     many = [Key("latency", q, phase) for q in m.QUANTILES for phase in ("baseline", "observation")]
     rows = [[{"metric": "latency", "phase": k.phase, "quantile": k.quantile, "value": v, "reason": ""} for k in many] for v in (1.0, 2.0)]  # fmt: skip
     groups = [Group(name=str(i), trials={1: found}) for i, found in enumerate(rows)]
-    assert len(comparison(groups, keys=(), also=many)["metrics"]) == ALSO_MAX < len(many)
+    assert len(comparison(groups, keys=(), also=many).metrics) == ALSO_MAX < len(many)
 
 
 def test_a_phase_that_repeats_a_row_is_not_listed():
@@ -112,7 +113,7 @@ def test_a_phase_that_repeats_a_row_is_not_listed():
         return Group(name=name, trials={1: rows})
 
     table = comparison([group("a", 1.0), group("b", 4.0)], keys=(headline,), also=[same, other])
-    assert [metric["title"] for metric in table["metrics"]] == [
+    assert [metric.title for metric in table.metrics] == [
         "throughput.goodput",
         "throughput.goodput (baseline)",
     ]
@@ -123,12 +124,12 @@ def test_too_few_trials_are_said_once_for_all_groups():
     groups = [Group(name=n, trials={i: rows_of("x", 2.0) for i in range(c)}) for n, c in (("a", 3), ("b", 1), ("c", 2))]  # fmt: skip
     two = "Confidence intervals for all 2 differences need 7 trials; an expectation with `versus` needs 6."
     few = "Differences may be chance: there"
-    assert comparison(groups, keys=(DETECT,))["summary"] == [f"{few} is 1 trial of each. {two}"]
-    (said,) = comparison([groups[0], groups[2]], keys=(DETECT,))["summary"]
+    assert comparison(groups, keys=(DETECT,)).summary == (f"{few} is 1 trial of each. {two}",)
+    (said,) = comparison([groups[0], groups[2]], keys=(DETECT,)).summary
     assert said == f"{few} are 2 trials of each. A confidence interval needs 6."
     without = Group(name="d", trials={0: [], 1: []})
-    fewer = comparison([groups[0], groups[2], without], keys=(DETECT,))["summary"]
-    assert fewer == [f"{few} are 2 trials of each. {two}"]
+    fewer = comparison([groups[0], groups[2], without], keys=(DETECT,)).summary
+    assert fewer == (f"{few} are 2 trials of each. {two}",)
 
 
 def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():
@@ -138,8 +139,8 @@ def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():
         for row in rows_of("x", 2.0)
     ]
     trials = {0: late, **{n: rows_of(f"x-{n}", 2.0) for n in range(1, 8)}}
-    (found,) = comparison([Group(name="x", trials=trials)], keys=(DETECT,))["groups"][0]["values"]
-    assert (found["atLeast"], found["low"], found["high"], found["text"]) == (
+    (found,) = comparison([Group(name="x", trials=trials)], keys=(DETECT,)).groups[0].values
+    assert (found.at_least, found.low, found.high, found.text) == (
         True,
         2.0,
         None,

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from testbed_runtime.core.documents import COMPARISON_FILE, RECOVERY_FILE
+from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import VariantVerdict, Verdict
 from testbed_runtime.report import write_report
@@ -60,13 +61,13 @@ def _changed(row: dict[str, Any], trial: str, slower: float) -> dict[str, Any]:
     return {**row, "trial": trial, "value": row["value"] * slower if stretched else row["value"]}
 
 
-def comparison(recoveries: dict[str, TrialRecovery]) -> dict[str, Any]:
-    """The content of comparison.json for them."""
+def comparison(recoveries: dict[str, TrialRecovery]) -> Comparison:
+    """The comparison of their variants."""
     groups: dict[str, list[TrialRecovery]] = {}
     for name, found in recoveries.items():
         groups.setdefault(name.rpartition("-")[0], []).append(found)
 
-    def value(found: list[TrialRecovery], metric: str) -> dict[str, Any]:
+    def value(found: list[TrialRecovery], metric: str) -> Mean:
         each = [t.recoveries[0] for t in found]
         values = {
             "recovery.downtime": [r.downtime_s for r in each],
@@ -74,21 +75,20 @@ def comparison(recoveries: dict[str, TrialRecovery]) -> dict[str, Any]:
             "failovers.count": [float(len(r.rounds)) for r in each],
         }[metric]
         middle = mean(v for v in values if v is not None)
-        return {"mean": middle, "low": middle * 0.9, "high": middle * 1.1, "values": values, "atLeast": False,
-                "reason": "", "text": f"{middle:.2f} [{middle * 0.9:.2f}, {middle * 1.1:.2f}] s"}  # fmt: skip
+        low, high = middle * 0.9, middle * 1.1
+        text = f"{middle:.2f} [{low:.2f}, {high:.2f}] s"
+        return Mean(mean=middle, low=low, high=high, values=tuple(values), text=text)
 
-    return {
-        "schema": 1,
-        "metrics": [
-            {"metric": m, "title": m, "unit": unit, "quantile": None, "phase": ""} for m, unit in COMPARED
-        ],
-        "groups": [
-            {"name": name, "trials": len(found), "values": [value(found, m) for m, _ in COMPARED]}
+    return Comparison(
+        metrics=tuple(Listed(metric, unit) for metric, unit in COMPARED),
+        groups=tuple(
+            GroupMeans(name, len(found), tuple(value(found, metric) for metric, _ in COMPARED))
             for name, found in groups.items()
-        ],
-        "contrasts": [],
-        "summary": [f"{name} against timeout-5s: recovery.downtime 30 % longer" for name in list(groups)[1:]],
-    }
+        ),
+        summary=tuple(
+            f"{name} against timeout-5s: recovery.downtime 30 % longer" for name in list(groups)[1:]
+        ),
+    )
 
 
 def write_many(folder: Path, documents: Documents, *, variants: int, trials: int) -> Path:
@@ -97,5 +97,5 @@ def write_many(folder: Path, documents: Documents, *, variants: int, trials: int
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({name: found.to_json() for name, found in recoveries.items()})
     (folder / RECOVERY_FILE).write_text(text)
-    (folder / COMPARISON_FILE).write_text(json.dumps(comparison(recoveries)))
+    (folder / COMPARISON_FILE).write_text(json.dumps(comparison(recoveries).to_json()))
     return write_report(folder, **made)

@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 
+from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.report import write_report
@@ -109,13 +110,11 @@ def test_values_of_variants_have_their_interval_on_a_line_of_its_own_and_stack_o
 def test_the_unit_of_a_rate_is_beside_its_name_and_not_in_each_column(documents: Documents):
     """Seven variants fit beside each other."""
     view = view_of(documents, variants=2, trials=1)
-    group = {"name": "a", "trials": 20, "values": [{"text": "1,000 [900, 1,100] records/s"}]}
-    rate = {"title": "throughput.goodput", "unit": "records/s"}
-    compared = {
-        "metrics": [rate],
-        "groups": [group, {**group, "values": [{"text": "7 records/s"}]}],
-        "summary": [],
-    }
+    texts = ("1,000 [900, 1,100] records/s", "7 records/s")
+    compared = Comparison(
+        metrics=(Listed("throughput.goodput", "records/s"),),
+        groups=tuple(GroupMeans("a", 20, (Mean(text=text),)) for text in texts),
+    )
     table = page(replace(view, comparison=compared)).partition('id="compare"')[2].partition("</table>")[0]
     assert '<th scope="row">throughput.goodput <small>records/s</small></th>' in table
     assert table.count("records/s") == 1

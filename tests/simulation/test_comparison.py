@@ -92,5 +92,5 @@ def test_equal_settings_are_indistinguishable_and_a_shorter_heartbeat_is_better_
     both = [groups_of(m, read_rows(f, m)) for f, m in zip(folders, manifests, strict=True)]
     groups = [g for found in both for g in found if g.name in ("slow", "other")]
     apart = comparison(groups)
-    assert not apart["contrasts"][0]["paired"]
-    assert {c["answer"] for c in apart["contrasts"]} == {"indistinguishable"}
+    assert not apart.contrasts[0].paired
+    assert {c.answer for c in apart.contrasts} == {"indistinguishable"}

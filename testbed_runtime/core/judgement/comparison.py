@@ -1,4 +1,4 @@
-"""Compare groups of trials metric by metric: variants of a run, or several runs. Pure; writes the content of comparison.json.
+"""Compare groups of trials metric by metric: variants of a run, or several runs. Pure.
 
 A trial is one sample. Trials with the same seed are compared in pairs. The answer follows from the interval of the difference:
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.core.documents import SCHEMA
@@ -283,6 +283,66 @@ def undecided(expectation: Expectation, found: Contrast) -> str:
 # ---- Tables
 
 
+class Listed(Struct, frozen=True, rename="camel"):
+    """A metric of the table (`Key`)."""
+
+    title: str
+    unit: str = ""
+    metric: str = ""
+    quantile: float | None = None
+    phase: str = ""
+    lower_is_better: bool | None = None
+
+    @classmethod
+    def of(cls, key: Key) -> Self:
+        lower = m.METRICS[key.metric].lower_is_better
+        return cls(key.title, key.unit, key.metric, key.quantile, key.phase, lower)
+
+
+class Mean(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A group's mean of one metric, with its interval."""
+
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    values: tuple[float | None, ...] = ()
+    """The value of each trial."""
+    at_least: bool = False
+    """A trial had not recovered, so the mean is a lower bound."""
+    reason: str = ""
+    text: str
+
+
+class GroupMeans(Struct, frozen=True):
+    name: str
+    trials: int
+    values: tuple[Mean, ...]
+    """One for each metric of the table."""
+
+
+class Comparison(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The means of each group, and each group compared with another one, as comparison.json has them."""
+
+    metrics: tuple[Listed, ...] = ()
+    groups: tuple[GroupMeans, ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
+    summary: tuple[str, ...] = ()
+    confidence: float = CONFIDENCE
+    """The confidence of all contrasts together, and of each mean."""
+    confidence_each: float = CONFIDENCE
+    """The confidence of each contrast."""
+    matters: float = MATTERS
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return what comparison.json says in words and means, without the contrasts. Raises ValueError, which names the field."""
+        return convert({**data, "contrasts": ()}, cls)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = to_builtins(replace(self, contrasts=()))
+        return {"schema": SCHEMA, **fields, "contrasts": [found.to_json() for found in self.contrasts]}
+
+
 def comparison(
     groups: Sequence[Group],
     *,
@@ -290,9 +350,8 @@ def comparison(
     also: Sequence[Key] = (),
     each_with_previous: bool = False,
     matters: float = MATTERS,
-) -> dict[str, Any]:
-    """Return the content of comparison.json: the means of each group, and each group compared with the first
-    one (or the previous one).
+) -> Comparison:
+    """Compare each group with the first one (or the previous one).
 
     All differences together have a confidence of CONFIDENCE (Bonferroni). Each mean has that confidence by
     itself. `also`: metrics that are shown where the groups differ, but not compared, because each comparison
@@ -306,18 +365,14 @@ def comparison(
         for a, b in pairs
         for key in shown
     ]
-    return {
-        "schema": SCHEMA,
-        "confidence": CONFIDENCE,
-        "confidenceEach": each,
-        "matters": matters,
-        "metrics": [
-            {**key.to_json(), "lowerIsBetter": m.METRICS[key.metric].lower_is_better} for key in listed
-        ],
-        "groups": [_group(g, listed) for g in groups],
-        "contrasts": [c.to_json() for c in contrasts],
-        "summary": _summaries([(a.name, b.name) for a, b in pairs], contrasts),
-    }
+    return Comparison(
+        metrics=tuple(map(Listed.of, listed)),
+        groups=tuple(_group(g, listed) for g in groups),
+        contrasts=tuple(contrasts),
+        summary=tuple(_summaries([(a.name, b.name) for a, b in pairs], contrasts)),
+        confidence_each=each,
+        matters=matters,
+    )
 
 
 def judged_keys(expectations: Sequence[Expectation]) -> list[Key]:
@@ -335,7 +390,7 @@ def _differing(groups: Sequence[Group], keys: Sequence[Key], shown: Sequence[Key
     metric in `shown` is left out: without a fault, the observation is the whole time."""
 
     def texts(key: Key) -> tuple[str, ...]:
-        return tuple(_value(g.samples(key), key)["text"] for g in groups)
+        return tuple(_value(g.samples(key), key).text for g in groups)
 
     known = {(key.metric, key.quantile, texts(key)) for key in shown}
     found = [
@@ -344,17 +399,11 @@ def _differing(groups: Sequence[Group], keys: Sequence[Key], shown: Sequence[Key
     return found[:ALSO_MAX]
 
 
-def _group(group: Group, keys: Sequence[Key]) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "trials": len(group.trials),
-        "values": [_value(group.samples(key), key) for key in keys],
-    }
+def _group(group: Group, keys: Sequence[Key]) -> GroupMeans:
+    return GroupMeans(group.name, len(group.trials), tuple(_value(group.samples(key), key) for key in keys))
 
 
-def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
-    """Return a group's mean of one metric. `atLeast`: a trial had not recovered, so the mean is a lower
-    bound."""
+def _value(samples: Sequence[Sample], key: Key) -> Mean:
     values = [s.value for s in samples if s.value is not None]
     whole = len(values) == len(samples) and bool(values)
     interval = statistics.mean_interval(values, confidence=CONFIDENCE, seed=SEED) if whole else None
@@ -364,15 +413,15 @@ def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
     if interval and not bounded:
         ends = [format_value(value, key.unit) for value in (interval.low, interval.high)]
         text = with_interval(text, *ends) if ends[0] != ends[1] else text
-    return {
-        "mean": mean,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None or bounded else interval.high,
-        "values": [s.value for s in samples],
-        "atLeast": bounded,
-        "reason": next((s.reason for s in samples if s.reason), ""),
-        "text": text,
-    }
+    return Mean(
+        mean=mean,
+        low=None if interval is None else interval.low,
+        high=None if interval is None or bounded else interval.high,
+        values=tuple(s.value for s in samples),
+        at_least=bounded,
+        reason=next((s.reason for s in samples if s.reason), ""),
+        text=text,
+    )
 
 
 def with_interval(value: str, low: str, high: str) -> str:
