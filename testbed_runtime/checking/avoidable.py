@@ -16,6 +16,7 @@ from testbed_runtime.checking.lasting import PAUSE, each_segment, with_slack
 from testbed_runtime.checking.rounds import REFUSING, responsible
 from testbed_runtime.checking.waitcauses import ordinal
 from testbed_runtime.checking.waits import LOSSES
+from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.core.job.limits import BACKOFF_MAX, enough_backoff
 from testbed_runtime.core.job.messages import SubmitTask
@@ -248,20 +249,21 @@ class _Ends:
 
     def _returned(self, wait: Wait) -> int | None:
         """Return how long heartbeats between a TaskManager and the JobManager would have been missing. Of the
-        waits for them that were in progress, the earliest counts, because it would have expired next. A muted
-        heartbeat is repeated only after one more interval. One that TCP sends again arrives when the silence ends. None if the history does not show it."""
+        waits for them since the silence began, the earliest counts: with a longer limit, there is no earlier loss after which they start
+        again. A muted heartbeat is repeated only after one more interval. One that TCP sends again arrives when the silence ends. None if the history does not show it."""
         lost, silent = self._lost(wait)
         if not silent:
             return self._answered(lost)
         ends = [self._ended_by_itself(e) for e in silent]
         known = [end for end in ends if end is not None]
         back = max(known, default=0)
-        if len(known) < len(ends) or back < wait.end_ns or self._dead(lost.what, back):
+        if len(known) < len(ends) or back < wait.end_ns or self._fails_anyway(lost, back):
             return None
         if any(e.kind != _MUTED for e in silent) and self._other_expires(lost, back):
             return None
         own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
-        begun = [w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS]
+        silent_ns = min(min(e.begun_ns for e in silent), wait.end_ns - TIE_NS)
+        begun = [w.start_ns for w in own if w.start_ns < wait.end_ns and silent_ns < w.end_ns]
         since = min(begun, default=wait.start_ns)
         repeated = any(not (e.kind.endswith(".pause") or e.sent_again_ns) for e in silent)
         return back - since + (self.interval_ns if repeated else 0)
@@ -286,7 +288,7 @@ class _Ends:
         """Return how long a heartbeat is missing that only comes late: the next request is delayed, and then its answer."""
         late = [e for e in self.effects if e.kind == _LATENCY and not e.on_data_alone and acts_on(e, lost)]
         needed = self.interval_ns + sum(self.round_trips[e.fault] for e in late)
-        return None if not late or self._dead(lost.what, lost.start_ns + needed) else needed
+        return None if not late or self._fails_anyway(lost, lost.start_ns + needed) else needed
 
     def _other_expires(self, lost: Wait, until_ns: int) -> bool:
         """Return whether another wait that this loss ended would have expired before, and failed the job: a checkpoint, or the deployment of a
@@ -297,7 +299,12 @@ class _Ends:
         deployed = (w for w in over if w.kind == "deployment" and placed.get(w.what) == ordinal(lost.what))
         return any(deployed) or (not self.tolerated and any(w.kind == "checkpoint" for w in over))
 
-    def _dead(self, process: str, until_ns: int) -> bool:
-        ordinal, before = process.rpartition("-")[0], [e for e in self.effects if e.begun_ns <= until_ns]
-        lost = any(ordinal in targets_of(e) for e in before if e.kind in LOSSES)
-        return lost or any(e.kind == _JOBMANAGER_KILL for e in before)
+    def _fails_anyway(self, lost: Wait, until_ns: int) -> bool:
+        """Whether another effect of a fault would have failed the tasks of the lost TaskManager by then: the end of a process, or the close of
+        its data connections."""
+        name, before = ordinal(lost.what), [e for e in self.effects if e.begun_ns <= until_ns]
+        closing = [e for e in before if e.kind in REFUSING and not e.on_rpc_alone]
+        closing = [e for e in closing if (e.ended_ns or until_ns) > lost.start_ns]
+        ending = (*(e for e in before if e.kind in LOSSES), *closing)
+        hit = any(name in split_link(target) for e in ending for target in targets_of(e))
+        return hit or any(e.kind == _JOBMANAGER_KILL for e in before)

@@ -237,6 +237,12 @@ BEATS = wait("heartbeat", HEARTBEAT, (10, 15))
         ([effect("gc", "network.partition", 10.1, 17, "tm-1", plane="data")], None),
         ([GC, effect("mute", "heartbeats.mute", 10.1, 19, "tm-1")], 10.0),
         ([effect("gc", "process.kill", 10.1, 17, "tm-1")], None),
+        # it closes the data connections too, so the job fails anyway
+        ([effect("half", "network.half-open", 10.1, 17, "tm-1", plane="rpc")], 8.0),
+        ([effect("half", "network.half-open", 10.1, 17, "tm-1", plane="both")], None),
+        ([GC, effect("reset", "network.reset", 9, 10.1, "tm-0->tm-1")], None),
+        ([GC, effect("reset", "network.reset", 9, 10, "tm-0->tm-1")], 7.0),
+        ([GC, effect("reset", "network.reset", 16, 17, "tm-0->tm-2")], 7.0),
     ],
 )
 def test_a_process_that_a_fault_silences_answers_again_after_it(
@@ -288,6 +294,14 @@ def test_heartbeats_are_missing_since_the_first_wait_for_them():
     other = wait("heartbeat", HEARTBEAT, (9.0, 15), what="tm-2-1", outcome=Outcome.CANCELLED)
     ended = wait("heartbeat", HEARTBEAT, (8.0, 9), who="ResourceManager", outcome=Outcome.COMPLETED)
     assert enough_s([BEATS, before, other, ended], [GC], asked) == 7.5
+
+
+@pytest.mark.parametrize(("lost", "enough"), [((10, 15), 13.0), ((9.5, 15), 13.5), ((9, 10.1), 8.0)])
+def test_heartbeats_are_missing_since_the_first_loss_in_a_silence(lost: tuple[float, float], enough: float):
+    """The TaskManager registered again at 15 s, and was still muted until 22 s. Only a limit that avoids the first loss avoids the second one."""
+    again, before = wait("heartbeat", HEARTBEAT, (15, 20)), wait("heartbeat", HEARTBEAT, lost)
+    mute = effect("mute", "heartbeats.mute", 10.1, 22, "tm-1")
+    assert enough_s([again, before], [mute], {"mute": {"duration_s": 11.9}}) == enough
 
 
 @pytest.mark.parametrize(
