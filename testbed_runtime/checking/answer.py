@@ -459,8 +459,8 @@ class _Paths:
                 at = ended
         if at < end or not found:
             silent = end if outage.recovered else max(at, last_arrival(sinks_of(self.trial), end))
-            if silent == end or (silent > at and end - silent < LAST_NS):
-                silent = max(at, end)
+            if silent > at and end - silent < LAST_NS:
+                silent = end
             if at < silent or not found:
                 found += self._catch_ups(at, silent, Outcome.COMPLETED)
             if silent < end:

@@ -104,6 +104,32 @@ def test_a_job_that_survives_waits_for_each_fault_and_then_for_its_backlog(
 
 
 @pytest.mark.parametrize(
+    ("ended", "last", "expected"),
+    [
+        (9, 20, [("a", 1), ("catch-up", 11)]),
+        (9, 18.1, [("a", 1), ("catch-up", 11)]),
+        (9, 18, [("a", 1), ("catch-up", 9), ("still", 2)]),
+        (9, 8.5, [("a", 1), ("still", 11)]),
+        (18.5, 19, [("a", 10.5), ("catch-up", 1.5)]),
+        (18.5, 8.5, [("a", 10.5), ("still", 1.5)]),  # nothing at all since the fault ended
+        (20, 8.5, [("a", 12)]),
+    ],
+)
+def test_a_job_stands_still_if_its_sinks_get_nothing_for_two_seconds_or_since_the_fault(
+    history: Any, ended: float, last: float, expected: list[Any]
+):
+    """The record ends at 20 s, and the job has not recovered. Its sink got its last record at `last`."""
+    built = history.empty()
+    for t, received in ((7, 1), (last, 2), (20, 2)):
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received)
+    found = answered(survived((fault("a", 8, ended),), recovered=False), [], trial=built.trial())
+    still = [s.text.startswith("a job that stands still") for s in found.rounds[0].segments]
+    assert [
+        ("still" if one else name, s) for one, (name, s) in zip(still, parts(found), strict=True)
+    ] == expected
+
+
+@pytest.mark.parametrize(
     ("span", "expected"),
     [((15, 26), [("unattributed", 7), ("partition", 5)]), ((21, 26), [("a", 1), ("catch-up", 11)])],
 )
