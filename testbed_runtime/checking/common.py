@@ -121,8 +121,8 @@ class TaskSeries(Struct, frozen=True):
         if not len(self.t_ns) or t_ns < self.t_ns[0]:
             return 0.0
         last = int(np.searchsorted(self.t_ns, t_ns, side="right")) - 1
-        limit = most * (t_ns - self.t_ns[last]) if t_ns > self.t_ns[last] else 0.0
-        return min(float(np.interp(t_ns, self.t_ns, self.records_in)), float(self.records_in[last]) + limit)
+        received, silent = float(np.interp(t_ns, self.t_ns, self.records_in)), t_ns - int(self.t_ns[last])
+        return min(received, float(self.records_in[last]) + most * silent) if silent else received
 
 
 def task_series(trial: Trial, *roles: str) -> list[TaskSeries]:

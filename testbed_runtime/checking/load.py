@@ -151,7 +151,7 @@ def _lag(one: Progress, times: Ints) -> Floats:
     lag = one.lag_at(times)
     moments, reached = one.moments()
     if len(moments):
-        newest = np.maximum(np.searchsorted(moments, times, side="right") - 1, 0)
+        newest = np.searchsorted(moments, times, side="right") - 1
         recent = times - moments[newest] <= GAP_NS
         known = np.isfinite(lag) & recent
         lag[known] = ((moments - reached)[newest] / NS)[known]

@@ -101,21 +101,19 @@ class Progress(Struct, frozen=True):
         was due in between."""
         moments, reached = self.moments()
         newest = np.searchsorted(moments, times, side="right") - 1
-        known = newest >= 0
         if not len(moments):
             return np.full(len(times), np.nan)
-        index = np.maximum(newest, 0)
-        last = (moments[index] - reached[index]) / NS
+        last = (moments[newest] - reached[newest]) / NS
         if self.usual_gap_ns is None:
             lag = last
         else:
-            lag = np.maximum(last, (times - reached[index] - self.usual_gap_ns) / NS)
+            lag = np.maximum(last, (times - reached[newest] - self.usual_gap_ns) / NS)
         if self.usual_gap_ns != 0 and tolerated_s is not None:
             settled = self._settled(moments, reached, round(tolerated_s * NS))
-            lag = np.where(times >= settled[index], 0.0, lag)
+            lag = np.where(times >= settled[newest], 0.0, lag)
         if self.ended_ns is not None:
             lag = np.where(times >= self.ended_ns, 0.0, lag)
-        return np.where(known, lag, np.nan)
+        return np.where(newest >= 0, lag, np.nan)
 
     def _settled(self, moments: Ints, reached: Ints, tolerated_ns: int) -> Ints:
         """Return, for each moment, the time from which its lag is 0, because nothing more is due until the
