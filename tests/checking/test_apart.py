@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.apart import Hit, awaited_by, hits_of, lost_in, until_each_has_recovered
+from testbed_runtime.checking.apart import (
+    Hit,
+    awaited_by,
+    downtime_s,
+    hits_of,
+    lost_in,
+    until_each_has_recovered,
+)
 from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, Outcome, Wait
 from testbed_runtime.history.waits import INT64_MAX
@@ -409,3 +417,60 @@ def test_a_cut_stops_what_reads_over_it_until_it_ends_or_its_tasks_move(
     )
     assert found.vertices == {"a", "b"}
     assert found.until_ns == (INT64_MAX - NS if until is None else history.at(until))
+
+
+PART, SINKS = frozenset({"map", "sink"}), ("sink",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "span", "vertices", "deployed", "downtime"),
+    [
+        ("process.pause", (8, 15), PART, None, 7),
+        ("process.pause", (8, 11), PART, None, 4),
+        ("process.pause", (8, None), PART, None, None),
+        ("process.pause", (8, 25), PART, None, 12),  # the outage ended before
+        ("process.pause", (8, 15), WHOLE, None, 4),  # no sink is in that part
+        ("process.pause", (11.9, 15), PART, None, 7),
+        ("process.pause", (12, 15), PART, None, 4),  # the job ran before
+        ("process.pause", (8, 15), PART, ("map-0", 9), 4),
+        ("process.pause", (8, 15), PART, ("other-0", 9), 7),
+        ("process.pause", (8, 15), PART, ("map-0", 8), 7),
+        ("process.pause", (8, 15), PART, ("map-0", 15), 7),
+        ("process.kill", (8, 15), PART, None, 4),  # its tasks run elsewhere
+        ("jobmanager.kill", (8, 15), PART, None, 4),
+    ],
+)
+def test_the_downtime_lasts_until_each_part_of_the_job_restarts_or_its_fault_ends(
+    history: Any,
+    kind: str,
+    span: tuple[float, float | None],
+    vertices: frozenset[str],
+    deployed: tuple[str, float] | None,
+    downtime: float | None,
+):
+    """The outage is from 8 to 20 s, and the affected sinks of the job have new records at 12 s."""
+    built = history.empty()
+    built.event("task.state", "sink-0", 9, data={"to": "RUNNING"})
+    if deployed is not None:
+        built.event("task.state", *deployed, data={"to": "DEPLOYING"})
+    start = history.at(0) / NS
+    fault = effect(kind, (start + span[0], None if span[1] is None else start + span[1]))
+    hits = [Hit(fault, vertices), hit("past", "process.kill", start + 8, start + 9, "tm-2")]
+    running = RoundSpan(history.at(8), history.at(20), running=history.at(12))
+    outage = Outage(None, history.at(8), history.at(20), (running,), True)
+    assert downtime_s(built.trial(), hits, SINKS, outage) == downtime
+    never = replace(outage, rounds=(replace(running, running=None),))
+    assert downtime_s(built.trial(), hits, SINKS, never) is None
+
+
+@pytest.mark.parametrize(("moved", "downtime"), [(14, 6), (14.999, 6.999), (15, 8), (None, 8)])
+def test_a_cut_part_of_the_job_is_down_until_its_tasks_move_or_lost_packets_are_sent_again(
+    history: Any, moved: float | None, downtime: float
+):
+    """The cut ends at 15 s, and TCP sends again until 16 s. Other sinks have records at 12 s."""
+    start = history.at(0) / NS
+    cut = effect("network.partition", (start + 8, start + 16), sent_again_ns=NS)
+    hits = [Hit(cut, PART, INT64_MAX if moved is None else history.at(moved))]
+    running = RoundSpan(history.at(8), history.at(20), running=history.at(12))
+    outage = Outage(None, history.at(8), history.at(20), (running,), True)
+    assert downtime_s(history.empty().trial(), hits, SINKS, outage) == downtime

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.steps import steps
+from testbed_runtime.checking.waitcauses import behind_its_input
 from testbed_runtime.checking.waits import fault_wait, read_waits, without_splits
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.waits import KINDS, Wait
@@ -487,3 +488,63 @@ def test_a_supervisor_that_notices_an_exit_late_has_the_time_before_the_replacem
     before = [w for w in found if w.wait in coming.after]
     assert [(w.start_ns, w.end_ns) for w in before] == ([tuple(map(history.at, noticed))] if noticed else [])
     assert all(w.cause == "the supervisor to notice that tm-1 has ended" for w in before)
+
+
+PRODUCT_LIMIT = ("heartbeat.interval × heartbeat.rpc-failure-threshold", "1 s × 2", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "killed", "since"),
+    [
+        ({"tm-1-1": 8}, ("tm-1",), 5),
+        ({"tm-1-1": 7.995}, ("tm-1",), 5),
+        ({"tm-1-1": 7.994}, ("tm-1",), 2),  # the cancellation went on after that loss
+        ({"tm-1-1": 8, "tm-2-1": 8}, ("tm-1", "tm-2"), 5),
+        ({"tm-1-1": 8, "tm-2-1": 8}, ("tm-1",), 2),  # the other one did not answer before
+        ({"tm-1-1": 8}, ("tm-2",), 2),
+    ],
+)
+def test_a_cancellation_waits_for_failing_calls_only_from_the_kill_on(
+    history: Any, losses: dict[str, float], killed: tuple[str, ...], since: float
+):
+    """Tasks have been cancelled since 2 s. At 5 s processes are killed, and the cancellation ends at 8 s with the loss of TaskManagers."""
+    built = history.empty()
+    built.wait("cancellation", "JobMaster", "2 tasks", (2, 8), PRODUCT_LIMIT, "expired")
+    for name, end in losses.items():
+        built.wait("heartbeat", "JobMaster", name, (1, end), PRODUCT_LIMIT, "expired")
+    effects = [replace(fault("process.kill", *killed), injected_ns=history.at(5), ended_ns=history.at(6))]
+    found = read_waits(built.trial(), trial_entry(), effects, history.at(9.5))
+    own = sorted((w for w in found if w.kind == "cancellation"), key=lambda w: w.start_ns)
+    before = [] if since == 2 else [(history.at(2), history.at(since), "", -1, "completed")]
+    limited = (history.at(since), history.at(8), PRODUCT_LIMIT[0], 2 * NS, "expired")
+    assert [(w.start_ns, w.end_ns, w.option, w.budget_ns, w.outcome) for w in own] == [*before, limited]
+    assert len({w.wait for w in own}) == len(own)
+    beats = {w.what: w.start_ns for w in found if w.kind == "heartbeat"}
+    assert beats == {name: history.at(5 if name[:4] in killed else 1) for name in losses}
+
+
+@pytest.mark.parametrize(
+    ("share", "span", "more", "works"),
+    [
+        (0.5, (4, 8), {}, True),
+        (0.4, (4, 8), {}, False),
+        (1, (4, 4.25), {}, True),
+        (1, (4, 4.2), {}, False),  # no longer than usual
+        (1, (4, 8), {"who": "sink-0"}, False),
+        (1, (4, 8), {"kind": "partition"}, False),
+        (1, (4, 8), {"option": "o"}, False),
+        (1, (4, 8), {"fault": "f"}, False),
+    ],
+)
+def test_a_task_that_works_on_its_input_notices_later_that_a_connection_was_closed(
+    history: Any, share: float, span: tuple[float, float], more: dict[str, str], *, works: bool
+):
+    """It is sampled every 50 ms, and works for a share of the time."""
+    built = history.empty()
+    for tick in range(201):
+        busy = round(share * tick * NS / 20)
+        built.add("tm-0-1", "tasks", tick / 20, task="count-0", vertex="count", role="operator", busy_ns=busy)
+    wait = Wait(wait="w", kind="connection", who="count-0", what="tm-1-1", start_ns=history.at(span[0]), end_ns=history.at(span[1]), cause="c")  # fmt: skip
+    wait = replace(wait, **more)
+    words = "the work of `count` on its input, before it notices the close of a connection"
+    assert behind_its_input(built.trial(), wait) == (replace(wait, cause=words) if works else wait)
