@@ -167,12 +167,31 @@ def test_messages_and_calls_that_a_fault_delays_are_answered_after_its_end(
     assert enough_s(waits, [effect("slow", fault, 0, 30)], asked) == enough
 
 
-def test_a_submission_waits_only_for_those_to_its_own_taskmanager():
-    """Each of two TaskManagers handles one message after the other, 6 s each."""
-    tasks = {"map-0": "tm-0", "map-1": "tm-0", "map-2": "tm-1", "map-3": "tm-1"}
+@pytest.mark.parametrize(
+    ("method", "third", "more", "enough"),
+    [
+        ("SubmitTask", (40, 46), {}, 12.02),  # later, as the fourth
+        ("SubmitTask", (15.9, 22), {}, 18.02),
+        ("SubmitTask", (16, 22), {}, 12.02),
+        ("SubmitTask", (4, 10), {}, 12.02),
+        ("SubmitTask", (4, 10.1), {}, 18.02),
+        ("SubmitTask", (10, 16), {"option": CHECKPOINT}, 12.02),
+        ("SubmitTask", (10, 16), {"kind": "restore"}, 12.02),
+        ("SubmitTask", (10, 15.9), {}, 12.02),  # handled before its delay was over, so it was not delayed
+        ("SubmitTask", (10, 16), {"what": "map-1"}, 12.02),  # submitted again
+        ("CancelTask", (10, 16), {}, 50.0),  # until the fault ends
+        (None, (10, 16), {}, 50.0),
+    ],
+)
+def test_a_submission_waits_only_for_those_to_its_own_taskmanager(
+    method: str | None, third: tuple[float, float], more: dict[str, Any], enough: float
+):
+    """Each of two TaskManagers handles one message after the other, 6 s each. One of them got two or three, the other one a task."""
+    tasks = {"map-0": "tm-0", "map-1": "tm-0", "map-2": "tm-0", "map-3": "tm-1"}
     waits = [wait("deployment", ASK, (10, 16), 6.0, what=task, fault="slow") for task in tasks]
-    asked = {"slow": {"duration_s": 60, "params": {"delay_s": 6.0, "method": "SubmitTask"}}}
-    assert enough_s(waits, [effect("slow", "rpc.delay", 0, 60)], asked, places=tasks) == 12.02
+    waits[2] = replace(wait("deployment", ASK, third, 6.0, what="map-2", fault="slow"), **more)
+    asked = {"slow": {"duration_s": 60, "params": {"delay_s": 6.0, "method": method}}}
+    assert enough_s(waits, [effect("slow", "rpc.delay", 0, 60)], asked, places=tasks) == enough
 
 
 def test_a_checkpoint_waits_for_its_own_writes_only():

@@ -38,7 +38,8 @@ def test_a_taskmanager_that_was_lost_handles_messages_when_it_registers_again():
         registered(7),
         registered(9),
     ]
-    (found,) = held_messages(waits, [SLOW], DELAYS)
+    never = replace(effect("process.pause", (0, None), targets='["tm-1"]'), injected_ns=None)
+    (found,) = held_messages(waits, [never, SLOW], DELAYS)
     assert (found.kind, found.who, found.fault) == ("stalled", "tm-1-1", "f")
     assert (found.start_ns, found.end_ns) == (round(0.9 * NS), 7 * NS)
     assert found.cause == "tm-1 to handle the messages in its mailbox, during the fault `f`"

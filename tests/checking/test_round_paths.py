@@ -382,6 +382,41 @@ def test_a_fault_that_holds_up_no_data_does_not_hold_up_the_catch_up(
     assert expected in parts(answered(outage, [], trial=history.empty().trial()))
 
 
+@pytest.mark.parametrize(
+    ("faults", "latency", "expected"),
+    [
+        ([(8, 12)], 0, [1, 0.2]),
+        ([(8, 11.95)], 0, [0.95, 0.25]),
+        ([(8, 11.94)], 0, None),  # the job had more to do
+        ([(8, 12.2)], 0, [1.2]),
+        ([(8, 12.21)], 0, None),  # it lasts
+        ([(8, 11)], 0, None),  # it had ended when records arrived again
+        ([(11, 12)], 0, None),
+        ([(10.9, 12)], 0, [1, 0.2]),
+        ([(8, None)], 0, None),
+        ([(8, 11.45)], 0.5, [0.95, 0.25]),  # what it delayed arrives later
+        ([(8, 11.44)], 0.5, None),
+        ([(8, 11.8)], 0.5, [1.2]),
+        ([(8, 12), (8, 12.1)], 0, [1.1, 0.1]),  # the last one to end
+        ([(8, 12.1), (8, 12)], 0, [1.1, 0.1]),
+    ],
+)
+def test_a_catch_up_that_ends_with_a_fault_on_the_exchange_had_waited_for_its_end(
+    history: Any, faults: list[tuple[float, float | None]], latency: float, expected: list[float] | None
+):
+    """Records arrive again at 11 s, and nothing is late at 12.2 s, which may show a quarter of a second later."""
+    rounds = (RoundSpan(at(8), at(12.2), cause(9.5), running=at(11)),)
+    slow = [fault(name, *span, "network.latency") for name, span in zip("ab", faults, strict=False)]
+    outage = Outage(None, at(8), at(12.2), rounds, True, at(12.2))
+    for recovered in (True, False):
+        known = replace(outage, recovered=recovered, caught_up=at(12.2) if recovered else None)
+        found = answered(known, [], trial=history.empty().trial(), others=slow, params={"latency_s": latency})
+        own = [s for s in found.rounds[0].segments if s.kind == "catch-up"]
+        assert [round(s.seconds, 6) for s in own] == (expected if recovered and expected else [1.2])
+        ends = [s.text for s in own if s.text.startswith("end of the fault")]
+        assert len(ends) == bool(recovered and expected)
+
+
 def test_what_was_received_after_the_records_returned_is_no_part_of_the_first_replay(history: Any):
     """Records arrive again at 11 s, and the job fails again at 15 s. The checkpoint is 1 s older than the effect."""
     rounds = (

@@ -8,8 +8,9 @@ import pytest
 
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.iterations import held_supersteps
-from testbed_runtime.core.waits import Wait
+from testbed_runtime.core.waits import EVERYTHING, Wait
 from tests.checking.conftest import at
+from tests.checking.test_recovery_path import segments, wait
 
 
 def cut(begun: float, ended: float | None, kind: str = "network.partition") -> FaultEffect:
@@ -66,3 +67,15 @@ def test_another_iteration_divides_no_superstep(history: Any):
     ]  # fmt: skip
     found = held_supersteps(built.trial(), waits, [cut(4, 9)])
     assert [(w.what, w.start_ns, w.end_ns) for w in found] == [("slow", at(4), at(8))]
+
+
+@pytest.mark.parametrize(("span", "expected"), [((4, 8), [3, 4, 1]), ((1, 8), [7, 1]), ((4, 9), [3, 5])])
+def test_a_superstep_that_a_fault_delayed_is_a_part_of_its_iteration(
+    span: tuple[float, float], expected: list[float]
+):
+    """The iteration lasts from 1 to 9 s, and the fault holds up a superstep of it. It owns that time only."""
+    whole = wait("iteration", 1, 9, who="loop-0", what="loop")
+    held = wait("fault", *span, who=EVERYTHING, what="loop", fault="cut", cause="c")
+    found = [s for s in segments([wait("deployment", 0, 1), whole, held], 9) if s.kind == "iteration"]
+    assert [round(s.seconds, 6) for s in found] == expected
+    assert [(s.start_ns, s.end_ns) for s in found if s.fault == "cut"] == [(held.start_ns, held.end_ns)]

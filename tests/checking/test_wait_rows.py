@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.steps import steps
 from testbed_runtime.checking.waitcauses import behind_its_input
-from testbed_runtime.checking.waits import fault_wait, read_waits, without_splits
+from testbed_runtime.checking.waits import SILENT, fault_wait, read_waits, without_splits
 from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.waits import KINDS, Wait
 from tests.manifests import trial_entry
@@ -126,13 +126,25 @@ def test_a_job_that_did_not_survive_a_fault_waits_for_what_it_stopped(
     assert (found.cause, found.detail) == (cause, detail)
 
 
-def test_the_sender_that_waited_longest_for_credit_is_named():
-    """Three waited for more than half of the fault."""
+@pytest.mark.parametrize(
+    ("kind", "missed", "detail"),
+    [
+        ("frames.drop", False, "frames.drop, b-0 waited for credit of sink-0: o = 2"),
+        ("network.latency", False, "network.latency, b-0 waited for credit of sink-0: o = 2"),
+        ("process.kill", False, "process.kill, b-0 waited for credit of sink-0: o = 2"),
+        ("process.kill", True, "fault `f`, process.kill"),
+        *((kind, False, kind) for kind in ("process.pause", "jobmanager.pause", "jobmanager.kill", *SILENT)),
+    ],
+)
+def test_the_sender_that_waited_longest_for_credit_is_named_if_more_credit_could_help(
+    kind: str, missed: bool, detail: str
+):
+    """Three waited for more than half of the fault. A process that stands still returns no credit, and none passes a cut."""
     waits = [
         Wait(wait=f"w/{n}", kind="credit", who=who, what="sink-0", start_ns=0, end_ns=end * NS, option="o", value="2")
         for n, (who, end) in enumerate((("a-0", 6), ("b-0", 9), ("c-0", 7)))
     ]  # fmt: skip
-    assert fault_wait(fault("frames.drop"), 0, 10 * NS, waits).detail.startswith("frames.drop, b-0 waited")
+    assert fault_wait(fault(kind, "tm-1"), 0, 10 * NS, waits, missed=missed).detail == detail
 
 
 @pytest.mark.parametrize(("second", "found"), [((4, 8), "1"), ((4, 6), "0"), ((4, 5), None)])
