@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from testbed_runtime.checking.executions import executions
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.executions import executions, places, used_in
 from testbed_runtime.cli.executions import lines
 from tests.checking.conftest import History
 
@@ -32,3 +36,26 @@ def test_each_attempt_has_its_states_its_times_and_its_cause():
         "SCHEDULED 0.500 → DEPLOYING 1.000 → FAILED 2.000  java.lang.Exception: out of luck"
     )
     assert table[-1] == "2 executions: 1 CANCELED, 1 FAILED"
+
+
+@pytest.mark.parametrize(
+    ("span", "used"),
+    [
+        ((1, 3), {"tm-0"}),  # before the first
+        ((2.5, 3), {"tm-0"}),
+        ((2.5, 4), {"tm-0", "tm-1"}),
+        ((4, 5), {"tm-0", "tm-1"}),  # the task moves right then
+        ((4.5, 5), {"tm-1"}),
+    ],
+)
+def test_a_span_uses_the_taskmanagers_that_have_tasks_or_get_some(
+    history: Any, span: tuple[float, float], used: set[str]
+):
+    """A task is on tm-0 from 2 s, and on tm-1 from 4 s."""
+    built = history.empty()
+    for attempt, t, name in ((0, 2, "tm-0-1"), (1, 4, "tm-1-1")):
+        built.event("task.state", "map-0", t, attempt=attempt, data={"taskmanager": name})
+    trial = built.trial()
+    assert used_in(trial, *map(history.at, span)) == used
+    before = [places(trial, history.at(t)) for t in (2, 2.001, 4, 4.001)]
+    assert before == [{}, {"map-0": "tm-0"}, {"map-0": "tm-0"}, {"map-0": "tm-1"}]

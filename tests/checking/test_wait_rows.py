@@ -487,7 +487,12 @@ def test_a_first_record_waits_for_the_flush_of_its_buffer(history: Any, timeout:
 
 @pytest.mark.parametrize(
     ("killed", "replaced", "noticed"),
-    [("tm-1", (2, 5), (0, 2)), ("tm-1", (0.004, 5), None), ("tm-2", (2, 5), None)],
+    [
+        ("tm-1", (2, 5), (0, 2)),
+        ("tm-1", (0.005, 5), None),
+        ("tm-1", (0.006, 5), (0, 0.006)),
+        ("tm-2", (2, 5), None),
+    ],
 )
 def test_a_supervisor_that_notices_an_exit_late_has_the_time_before_the_replacement(
     history: Any, killed: str, replaced: tuple[float, float], noticed: tuple[float, float] | None
@@ -500,6 +505,20 @@ def test_a_supervisor_that_notices_an_exit_late_has_the_time_before_the_replacem
     before = [w for w in found if w.wait in coming.after]
     assert [(w.start_ns, w.end_ns) for w in before] == ([tuple(map(history.at, noticed))] if noticed else [])
     assert all(w.cause == "the supervisor to notice that tm-1 has ended" for w in before)
+
+
+def test_each_replacement_belongs_to_the_last_kill_before_it(history: Any):
+    """The process is killed at 0, 3 and 6 s, and ends by itself at 8.5 s. Its kill at 3 s came before the supervisor noticed the first one."""
+    built = history.empty()
+    for span in ((4, 5), (7, 8), (8.5, 9)):
+        built.wait("replacement", "supervisor", "tm-1-2", span)
+    kills = [
+        replace(fault("process.kill", "tm-1"), fault=f"kill {t}", injected_ns=history.at(t))
+        for t in (0, 3, 6)
+    ]
+    found = read_waits(built.trial(), trial_entry(), kills, history.at(9))
+    noticed = [(w.start_ns, w.end_ns) for w in found if w.kind == "start"]
+    assert noticed == [(history.at(3), history.at(4)), (history.at(6), history.at(7))]
 
 
 PRODUCT_LIMIT = ("heartbeat.interval × heartbeat.rpc-failure-threshold", "1 s × 2", 2.0)
