@@ -89,15 +89,22 @@ def test_nothing_recorded_is_no_evidence(history: Any):
     assert check_credit(history.empty().trial()).samples == 0
 
 
-def test_the_buffers_in_flight_are_the_median_over_the_consumers_samples(history: Any):
-    """Sent 5, 9 and 20 by the last sample before the consumer had received 4, 6 and 10: 1, 3 and 10 were in flight."""
+@pytest.mark.parametrize(("samples", "median"), [(1, None), (2, 1.0), (3, 2.0), (4, 3.0), (5, 6.0)])
+def test_the_buffers_in_flight_are_the_median_over_the_consumers_samples(
+    history: Any, samples: int, median: float | None
+):
+    """Sent 5, 9 and 20 by the last sample before the consumer had received 4, 6, 10 and 11: 1, 3, 10 and 9 were in flight."""
     memory = history.empty().memory
     here, there = memory.sink("tm-0-1", lambda: 0), memory.sink("tm-1-1", lambda: 0)
     for t_ns, used in ((10, 5), (20, 9), (30, 20)):
         here.append("channels", t_ns=t_ns, side="producer", task="a-0", peer="b-0", attempt=0, announced=99, used=used)  # fmt: skip
-    for t_ns, used in ((5, 0), (11, 4), (21, 6), (31, 10)):
+    for t_ns, used in ((5, 0), (11, 4), (21, 6), (31, 10), (41, 11))[:samples]:
         there.append("channels", t_ns=t_ns, side="consumer", task="b-0", peer="a-0", attempt=0, announced=99, used=used)  # fmt: skip
-    assert check_credit(memory.trial()).in_flight == 3.0
+    assert check_credit(memory.trial()).in_flight == median
+
+
+def test_nothing_is_known_of_the_buffers_in_flight_before_the_producer_was_sampled(history: Any):
+    """Nor without samples."""
     assert check_credit(history.empty().trial()).in_flight is None
     early = history.empty()
     early.add(
@@ -106,7 +113,7 @@ def test_the_buffers_in_flight_are_the_median_over_the_consumers_samples(history
     early.add(
         "tm-0-1", "channels", 2, side="producer", task="a-0", peer="b-0", attempt=0, announced=9, used=1
     )
-    assert check_credit(early.trial()).in_flight is None, "nothing is known of what had been sent by then"
+    assert check_credit(early.trial()).in_flight is None
 
 
 def test_the_channels_are_reported_in_one_order(history: Any):

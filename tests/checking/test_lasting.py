@@ -487,3 +487,9 @@ def test_what_is_saved_before_a_delay_that_the_jobmanager_cut_off_is_first_added
     slack = found.segments[0].slack_ns
     assert (slack / NS if slack >= 0 else -1, found.segments[0].next) == (saved, "its return" if saved >= 0 else "")  # fmt: skip
     assert found.segments[1:] == (delay, last)
+
+
+def test_what_is_not_known_of_a_segment_is_written_as_minus_one():
+    """Readers of recovery.json compare with that."""
+    bare = Segment(kind="slot", phase="slots", start_ns=0, end_ns=NS)
+    assert (bare.slack_ns, bare.budget_ns, bare.enough_ns) == (-1, -1, -1)
