@@ -23,6 +23,7 @@ from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.channel.backend import judge_calls, took_effect
 from testbed_runtime.faults.channel.calls import StoreFailure
 from testbed_runtime.faults.channel.process import MEASURE, ChannelFaults
+from testbed_runtime.simulation.loop import run_virtual
 
 A, B = InputChannelID(b"a" * 16), InputChannelID(b"b" * 16)
 PARTITION = ResultPartitionID(b"d" * 16, 0, ExecutionAttemptID(b"g" * 16, b"v" * 16, 0, 0))
@@ -220,16 +221,20 @@ async def test_a_delayed_method_waits_in_the_callees_mailbox_and_at_the_longest_
     assert wire.faults.counters("r")["delay_s"] >= 0.015
 
 
-async def test_a_partition_is_registered_late_by_time(wire):
+def test_a_partition_is_registered_late_by_time():
     """Only the named vertex's."""
-    loop = asyncio.get_running_loop()
-    wire.faults.apply(rule("registration.delay", delay_s=0.5, vertex="source"))
-    hook = wire.faults.registration
-    begin = loop.time()
-    await hook.before_registration("count", "p0")
-    assert loop.time() - begin < 0.4
-    await hook.before_registration("source", "p1")
-    assert loop.time() - begin >= 0.499
+
+    async def main() -> list[float]:
+        loop, faults = asyncio.get_running_loop(), ChannelFaults("tm-0")
+        faults.apply(rule("registration.delay", delay_s=0.5, vertex="source"))
+        times = [loop.time()]
+        for vertex, partition in (("count", "p0"), ("source", "p1")):
+            await faults.registration.before_registration(vertex, partition)
+            times.append(loop.time())
+        return times
+
+    begin, other, named = run_virtual(main())
+    assert (other, named) == (begin, begin + 0.5)
 
 
 async def test_a_partition_is_registered_after_so_many_requests_found_nothing(wire):
@@ -329,19 +334,23 @@ async def test_a_registration_that_the_end_of_its_fault_lets_through_is_not_late
     assert not took_effect("registration.delay", counters, measure.get("delay_s", 0.0))
 
 
-async def test_a_fault_that_is_applied_again_goes_on_holding():
+def test_a_fault_that_is_applied_again_goes_on_holding():
     """Another of its targets restarted: what is held here is neither let through, then or at the former end, nor counted anew."""
-    faults = ChannelFaults("tm-0")
-    faults.apply(rule("store.slow", seconds=0.05, delay_s=30.0))
-    held = asyncio.get_running_loop().create_task(faults.store(Blobs()).put("a", b"1"))
-    await asyncio.sleep(0)
-    faults.apply(rule("store.slow", delay_s=30.0))
-    await asyncio.sleep(0.06)
-    assert not held.done()
-    assert faults.counters("r")["holding"] == 1
-    faults.remove("r")
-    await held
-    assert faults.counters("r")["cut_short"] == 1
+
+    async def main() -> None:
+        faults = ChannelFaults("tm-0")
+        faults.apply(rule("store.slow", seconds=0.05, delay_s=30.0))
+        held = asyncio.get_running_loop().create_task(faults.store(Blobs()).put("a", b"1"))
+        await asyncio.sleep(0)
+        faults.apply(rule("store.slow", delay_s=30.0))
+        await asyncio.sleep(0.06)
+        assert not held.done()
+        assert faults.counters("r")["holding"] == 1
+        faults.remove("r")
+        await held
+        assert faults.counters("r")["cut_short"] == 1
+
+    run_virtual(main())
 
 
 async def test_many_short_delays_are_not_one_long_one():

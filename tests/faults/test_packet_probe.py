@@ -57,4 +57,4 @@ async def test_a_series_ends_when_stop_is_set(echo):
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.2, stop.set)
     found = await Prober(HERE).series(echo, "data", count=10_000, every_s=0.001, stop=stop)
-    assert 0 < found.sent == found.answered < 1_000
+    assert 0 < found.sent == found.answered < 10_000

@@ -241,7 +241,7 @@ def start_recorder(tmp_path: Path, **more: Any) -> tuple[subprocess.Popen[str], 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Close its stdin, as when the runner is gone; exit code and stderr."""
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     return process.returncode, errors
 
 
@@ -307,10 +307,7 @@ async def test_a_full_disk_ends_the_recorder_with_a_message_and_keeps_what_it_ha
     await sink.flush()
     for _ in range(3000):
         sink.append("events", text=os.urandom(40).hex())
-    for _ in range(100):
-        if process.poll() is not None:
-            break
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(process.wait)
     code, errors = finish(process)
     assert code == 2
     assert "cannot record the history" in errors

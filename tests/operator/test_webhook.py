@@ -134,14 +134,16 @@ def mount(folder: Path, version: str) -> str:
 
 @asynccontextmanager
 async def serving(folder: Path, metrics: Metrics) -> AsyncIterator[str]:
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
-    task = asyncio.create_task(webhook.serve(folder, port, metrics.reviewed))
-    try:
-        yield f"https://{LOOPBACK}:{port}{WEBHOOK_PATH}"
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
+    with socket.socket() as reserved:  # bound, so that no other process gets this port; the webhook reuses it
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((LOOPBACK, 0))
+        port = reserved.getsockname()[1]
+        task = asyncio.create_task(webhook.serve(folder, port, metrics.reviewed))
+        try:
+            yield f"https://{LOOPBACK}:{port}{WEBHOOK_PATH}"
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def trusting(certificate: str) -> ssl.SSLContext:

@@ -45,15 +45,14 @@ def test_a_shared_clock_is_the_wall_s_and_every_process_of_a_boot_agrees_on_it(m
     monkeypatch.setenv(CLOCK_VARIABLE, SHARED)
     loops = [loop_factory()() for _ in range(2)]
     try:
-        times = [loop.time() for loop in loops]
-        assert abs(times[0] - times[1]) < 0.05
+        first, second, wall, third = loops[0].time(), loops[1].time(), time.time(), loops[0].time()
+        assert first - 0.001 <= second <= wall + 0.001 <= third + 0.002
         assert abs(wall_offset_ns() - wall_offset_ns()) <= OFFSET_GRAIN_NS
-        assert abs(times[0] - time.clock_gettime(time.CLOCK_REALTIME)) < 1.0
         loops[0].run_until_complete(asyncio.sleep(0.01))
     finally:
         for loop in loops:
             loop.close()
     monkeypatch.delenv(CLOCK_VARIABLE)
     plain = loop_factory()()
-    assert abs(plain.time() - time.monotonic()) < 1.0
+    assert time.monotonic() <= plain.time() <= time.monotonic()
     plain.close()
