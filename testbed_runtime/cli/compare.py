@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from testbed_runtime.cli import options
 from testbed_runtime.cli.tables import output_width, side_by_side
 from testbed_runtime.core.errors import UserError, nearest
-from testbed_runtime.core.judgement.comparison import Comparison
 from testbed_runtime.core.judgement.expectations import parse_margin
 from testbed_runtime.core.judgement.metrics import (
     METRICS,
@@ -28,7 +27,7 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.results import read_rows
 
 if TYPE_CHECKING:
-    from testbed_runtime.core.judgement.comparison import Group, Key
+    from testbed_runtime.core.judgement.comparison import Comparison, Group, Key
 
 Metric = Annotated[
     list[str] | None,
