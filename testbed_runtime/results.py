@@ -98,9 +98,8 @@ def _damaged(path: Path, problem: str) -> UserError:
 
 def read_comparison(folder: Path) -> Comparison:
     """Read a run's comparison.json. Without groups if it is missing or damaged: it repeats what metrics.json has."""
-    from testbed_runtime.core.judgement.comparison import (
-        Comparison,  # it imports NumPy, which `--help` does not need
-    )
+    # it imports NumPy, which `--help` does not need
+    from testbed_runtime.core.judgement.comparison import Comparison
 
     try:
         return Comparison.from_json(read_document(folder / COMPARISON_FILE))
