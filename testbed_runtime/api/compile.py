@@ -36,6 +36,7 @@ from testbed_runtime.core.judgement.samplesize import looks
 from testbed_runtime.core.trial.plan import (
     CONTROL,
     FAULT,
+    Role,
     RunPlan,
     TestbedPlan,
     TrialPlan,
@@ -89,7 +90,7 @@ def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
 
 
 def _trial(
-    spec: models.ScenarioSpec, setting: MergedVariant, testbed: models.TestbedSpec, role: str, number: int
+    spec: models.ScenarioSpec, setting: MergedVariant, testbed: models.TestbedSpec, role: Role, number: int
 ) -> TrialPlan:
     seed = spec.seed + number - 1
     return TrialPlan(

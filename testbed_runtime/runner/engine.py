@@ -29,6 +29,7 @@ from testbed_runtime.core.documents import (
 from testbed_runtime.core.errors import HeadgateError, TestbedNotReady, UserError
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.judgement.verdict import RunVerdict
+from testbed_runtime.core.trial.manifest import PhaseEntry, TrialEntry
 from testbed_runtime.core.trial.plan import (
     CONTROL,
     REAL_PARALLELISM_MAX,
@@ -45,10 +46,8 @@ from testbed_runtime.runner.manifest import (
     Manifest,
     RunFolder,
     RunInfo,
+    TrialRecord,
     next_attempt,
-    note_handle,
-    open_entries,
-    void_open,
 )
 from testbed_runtime.runner.progress import (
     Evaluating,
@@ -150,7 +149,7 @@ class Runner:
             await self._void_open_trials(manifest)
             await self._run_unless_healed(self._run_trials(plan, manifest), manifest)
         except asyncio.CancelledError:
-            manifest.data["interrupted"] = True
+            manifest.change(interrupted=True)
             manifest.save()
             raise
         await self.folder.keep(MANIFEST)
@@ -166,11 +165,9 @@ class Runner:
         (folder / "scenario.yaml").write_text(text, encoding="utf-8")
         if request.resume:
             await self.folder.restore(MANIFEST)
-            manifest = Manifest.open(folder, request.info, plan, request.document)
-        else:
-            manifest = Manifest(folder, request.info, plan, request.document)
+        manifest = Manifest.open(folder, request.info, plan, request.document, resume=request.resume)
         await self.folder.keep("scenario.yaml", MANIFEST)
-        due = [t for t in plan.trials if next_attempt(t, manifest.trials)]
+        due = [t for t in plan.trials if next_attempt(t, manifest.run.trials)]
         planned = run_seconds(due, environment=request.info.environment, machine=request.info.machine)
         virtual = request.info.environment == SIMULATION
         self.progress.on_event(RunStarted(request.info.run, str(folder), len(plan.trials), planned, virtual))
@@ -178,17 +175,20 @@ class Runner:
 
     async def _void_open_trials(self, manifest: Manifest) -> None:
         """Void the trial that a dead runner left open, and remove its testbed."""
-        for entry in open_entries(manifest.trials):
-            void_open(entry)
-            self.progress.on_event(_ended(entry))
-            context = TrialContext(self.request.info.run, entry["trial"], int(entry["seed"]))
+        for entry in manifest.run.trials:
+            if entry.ended:
+                continue
+            record = TrialRecord(manifest, entry)
+            record.void()
+            self.progress.on_event(_ended(record.entry))
+            context = TrialContext(self.request.info.run, entry.trial, entry.seed)
             async with time_limit("removing what an earlier runner left behind", self.host.close_limit_s):
                 await self.host.dispose(context)
         await manifest.keep(self.folder)
 
     async def _run_unless_healed(self, trials: Coroutine[Any, Any, None], manifest: Manifest) -> None:
         """Run all trials, unless a user heals the run. In that case, close the current trial, which is void."""
-        if manifest.data.get("healed"):
+        if manifest.run.healed:
             trials.close()
             return
         loop = asyncio.get_running_loop()
@@ -201,19 +201,20 @@ class Runner:
             work.cancel()
             await _wait_done(work, watch)
         if self.control.healed.is_set():
-            manifest.data["healed"] = self.control.why
+            manifest.change(healed=self.control.why)
             manifest.save()
         if not work.cancelled():
             work.result()
 
     async def _run_trials(self, plan: RunPlan, manifest: Manifest) -> None:
         for number, trial in enumerate(plan.trials, 1):
-            if self.control.healed.is_set() or manifest.data.get("decided"):
+            if self.control.healed.is_set() or manifest.run.decided:
                 return
-            if next_attempt(trial, manifest.trials) is None:
+            if next_attempt(trial, manifest.run.trials) is None:
                 continue
             if plan.is_look(number - 1) and await self._is_decided(manifest):
-                looked = manifest.data["decided"] = plan.trials[number - 2].number
+                looked = plan.trials[number - 2].number
+                manifest.change(decided=looked)
                 text = (
                     f"every comparison is decided after {looked} trials of each variant: the run stops early"
                 )
@@ -235,19 +236,18 @@ class Runner:
         """Evaluate the trials so far, and return whether the comparisons of the run are decided. False if the evaluation
         fails."""
         self.progress.on_event(Evaluating("checking whether the comparisons are decided"))
-        found = manifest.read()
-        trials = trials_to_evaluate(found)
+        trials = trials_to_evaluate(manifest.run)
         try:
             rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []
         except HeadgateError as error:
             self.progress.on_event(Notice(f"not evaluated: {error}"))
             return False
-        return bool(trials) and is_decided(found, rows)
+        return bool(trials) and is_decided(manifest.run, rows)
 
     async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> bool:
         """Run a trial; repeat it under a new id while it is void, as often as the manifest allows. Return whether it had a testbed."""
         had_testbed = True
-        while attempt := next_attempt(trial, manifest.trials):
+        while attempt := next_attempt(trial, manifest.run.trials):
             had_testbed = await self._run_trial(attempt, manifest)
             if self.control.healed.is_set():
                 break
@@ -257,58 +257,58 @@ class Runner:
         """Run one trial. Store its entry in the manifest before anything starts, so that a later runner knows its id. Return whether its
         testbed started in time."""
         had_testbed = True
-        entry = manifest.trial(plan)
+        record = manifest.trial(plan)
         try:
             await manifest.keep(self.folder)
-            await self._run_on_testbed(plan, entry)
+            await self._run_on_testbed(plan, record)
         except (HeadgateError, OSError, ExceptionGroup) as error:
-            entry["error"] = words_of(error)
+            record.change(error=words_of(error))
             had_testbed = not isinstance(error, TestbedNotReady)
         except asyncio.CancelledError:
             # if nothing was submitted, there is no history to judge
             if self.control.healed.is_set():
-                entry.update(voided=True, void_reason=self.control.why, abandoned=not entry.get("phases"))
+                record.change(voided=True, void_reason=self.control.why, abandoned=not record.entry.phases)
             raise
         finally:
-            entry["ended"] = True
+            record.change(ended=True)
             manifest.save()
-            self.progress.on_event(_ended(entry))
+            self.progress.on_event(_ended(record.entry))
         await manifest.keep(self.folder)
-        if entry.get("healed"):
-            self.control.heal(entry["healed"])
+        if record.entry.healed:
+            self.control.heal(record.entry.healed)
         return had_testbed
 
-    async def _run_on_testbed(self, plan: TrialPlan, entry: dict[str, Any]) -> None:
+    async def _run_on_testbed(self, plan: TrialPlan, record: TrialRecord) -> None:
         context = TrialContext(self.request.info.run, plan.trial, plan.seed)
         self.progress.on_event(PhaseEntered(plan.trial, "create", None))
         async with time_limit("starting the testbed", self.host.create_limit_s):
             testbed = await self.host.create(plan.testbed, context=context)
-        await _measure_paths(testbed, entry)
+        await _measure_paths(testbed, record)
         trial = TrialRun(plan, testbed, self.progress)
         try:
             await trial.run()
         finally:
-            _record(entry, trial)
-            await self._close(trial, context, entry)
+            _note(record, trial)
+            await self._close(trial, context, record)
 
-    async def _close(self, trial: TrialRun, context: TrialContext, entry: dict[str, Any]) -> None:
+    async def _close(self, trial: TrialRun, context: TrialContext, record: TrialRecord) -> None:
         """Close a trial: try every step, even if an earlier one failed. If cancelled again (a second Ctrl-C), only dispose of the testbed."""
         try:
-            await self._close_step(entry, "healing", trial.heal_all())
+            await self._close_step(record, "healing", trial.heal_all())
             self.progress.on_event(PhaseEntered(context.trial, "seal", None))
-            await self._close_step(entry, "sealing the history", trial.testbed.finish_history())
+            await self._close_step(record, "sealing the history", trial.testbed.finish_history())
         finally:
             self.progress.on_event(PhaseEntered(context.trial, "dispose", None))
-            await self._close_step(entry, "stopping the testbed", self.host.dispose(context))
+            await self._close_step(record, "stopping the testbed", self.host.dispose(context))
 
-    async def _close_step(self, entry: dict[str, Any], what: str, step: Awaitable[object]) -> None:
+    async def _close_step(self, record: TrialRecord, what: str, step: Awaitable[object]) -> None:
         try:
             async with time_limit(what, self.host.close_limit_s):
                 await step
         except Exception as error:
             text = f"{what}: {words_of(error)}"
             self.progress.on_event(Notice(text))
-            entry["error"] = entry["error"] or text
+            record.change(error=record.entry.error or text)
 
 
 def check_size(plan: RunPlan) -> None:
@@ -356,47 +356,37 @@ async def _wait_done(*tasks: asyncio.Task[Any]) -> None:
         raise asyncio.CancelledError
 
 
-def _ended(entry: Mapping[str, Any]) -> TrialEnded:
+def _ended(entry: TrialEntry) -> TrialEnded:
     return TrialEnded(
-        entry["trial"],
-        entry["job_state"],
-        entry["drained"],
-        entry["voided"],
-        entry["error"],
-        entry.get("void_reason", ""),
+        entry.trial, entry.job_state, bool(entry.drained), entry.voided, entry.error, entry.void_reason
     )
 
 
-async def _measure_paths(testbed: Testbed, entry: dict[str, Any]) -> None:
+async def _measure_paths(testbed: Testbed, record: TrialRecord) -> None:
     """Record the network's own latency before any fault is judged. The trial runs even if it cannot be measured."""
     with suppress(TimeoutError, HeadgateError):
         async with timeout(PATHS_LIMIT_S):
             paths = {name: dict(found) for name, found in (await testbed.paths()).items()}
         if paths:
-            entry["paths"] = paths
+            record.change(paths=paths)
 
 
-def _record(entry: dict[str, Any], trial: TrialRun) -> None:
+def _note(record: TrialRecord, trial: TrialRun) -> None:
     outcome = trial.outcome
-    entry.update(
+    record.change(
         drained=outcome.drained,
         stop_refused=outcome.stop_refused,
         job_state=outcome.job_state,
         cause=outcome.cause,
         voided=bool(outcome.voided),
+        void_reason=outcome.voided,
+        healed=outcome.healed,
         residue=outcome.residue,
-        phases=[
-            {"name": s.name, "start_ns": round(s.start * 1e9), "end_ns": round(s.end * 1e9)}
-            for s in outcome.spans
-        ],
+        phases=tuple(PhaseEntry(s.name, round(s.start * 1e9), round(s.end * 1e9)) for s in outcome.spans),
     )
-    if outcome.voided:
-        entry["void_reason"] = outcome.voided
-    if outcome.healed:
-        entry["healed"] = outcome.healed
     if trial.plan.role != CONTROL:
         for handle, targets in outcome.handles:
-            note_handle(entry, handle, targets)
+            record.inject(handle, targets)
 
 
 def words_of(error: BaseException) -> str:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, convert, field, to_builtins
 from msgspec.structs import asdict, replace
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.trial.manifest import (
@@ -25,7 +24,9 @@ from testbed_runtime.core.trial.manifest import (
     FaultEntry,
     JobEntry,
     RunManifest,
+    ScenarioEntry,
     TaskManagersEntry,
+    TrialEntry,
     VertexEntry,
 )
 from testbed_runtime.core.trial.plan import CONTROL, NEVER, RunPlan, TestbedPlan, TrialPlan
@@ -33,8 +34,6 @@ from testbed_runtime.files import write_whole
 from testbed_runtime.history.manifest import (
     MANIFEST,
     MANIFEST_SCHEMA,
-    manifest_data,
-    manifest_of,
     read_manifest,
 )
 from testbed_runtime.ports.hosts import FaultHandle
@@ -74,48 +73,30 @@ class RunInfo(Struct, frozen=True):
 
 
 class Manifest:
-    """The run's record. Every change is on disk (temporary file, then rename) when the call returns."""
+    """The run's record. A change is on disk when `save` (temporary file, then rename) returns."""
 
-    def __init__(self, folder: Path, info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> None:
-        """`document` is stored for readers of the report; all decisions use the plan."""
+    def __init__(self, folder: Path, run: RunManifest) -> None:
         self.folder = folder
-        self.data: dict[str, Any] = {
-            "schema": MANIFEST_SCHEMA,
-            "run": info.run,
-            "scenario": document,
-            "place": info.environment,
-            "seed": plan.seed,
-            "looks": list(plan.looks),
-            "expectations": {t.variant: [expectation_entry(e) for e in t.expectations] for t in plan.trials},
-            "started": info.started,
-            "machine": dict(info.machine),
-            "trials": [],
-            "interrupted": False,
-        }
-        self.save()
+        self.run = run
 
     @classmethod
-    def open(cls, folder: Path, info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> Manifest:
-        """Return this run's manifest from the folder, or a new one. Raises UserError for the manifest of another run."""
-        if not (folder / MANIFEST).exists():
-            return cls(folder, info, plan, document)
+    def open(
+        cls, folder: Path, info: RunInfo, plan: RunPlan, document: Mapping[str, Any], *, resume: bool
+    ) -> Manifest:
+        """Return a new manifest, or with `resume` that of the folder, if it has one. `document` is stored for readers of the report; all
+        decisions use the plan. Raises UserError for the manifest of another run."""
+        if not resume or not (folder / MANIFEST).exists():
+            manifest = cls(folder, _planned(info, plan, document))
+            manifest.save()
+            return manifest
         found = read_manifest(folder)
         if found.run != info.run:
             problem = f"holds the run {found.run}, not {info.run}"
             raise UserError(str(folder), problem, "give each run a folder of its own")
-        manifest = cls.__new__(cls)
-        manifest.folder, manifest.data = folder, {**manifest_data(folder), "interrupted": False}
-        return manifest
+        return cls(folder, replace(found, interrupted=False))
 
-    @property
-    def trials(self) -> list[dict[str, Any]]:
-        """Entries of the trials, in the order in which they started."""
-        entries: list[dict[str, Any]] = self.data["trials"]
-        return entries
-
-    def read(self) -> RunManifest:
-        """Return the manifest as its readers see it."""
-        return manifest_of(self.data)
+    def change(self, **fields: Any) -> None:
+        self.run = replace(self.run, **fields)
 
     async def keep(self, folder: RunFolder) -> None:
         """Write the manifest to disk, and store it with the run's record."""
@@ -123,54 +104,76 @@ class Manifest:
         await folder.keep(MANIFEST)
 
     def save(self) -> None:
-        write_json(self.folder / MANIFEST, self.data)
+        write_json(self.folder / MANIFEST, {"schema": MANIFEST_SCHEMA, **to_builtins(self.run)})
 
-    def trial(self, plan: TrialPlan) -> dict[str, Any]:
-        """Add an entry for a trial and return it; change it and `save`."""
-        entry: dict[str, Any] = {
-            "trial": plan.trial,
-            "variant": plan.variant,
-            "role": plan.role,
-            "number": plan.number,
-            "seed": plan.seed,
-            "flinkVersion": plan.testbed.flink_version,
-            "configuration": dict(plan.testbed.configuration),
-            "faults": [] if plan.role == CONTROL else [fault_entry(f) for f in plan.faults],
-            "phases": [],
-            "voided": False,
-            "drained": False,
-            "stop_refused": "",
-            "job_state": "",
-            "cause": "",
-            "job": to_builtins(job_entry(plan.testbed)),
-            "error": "",
-            "residue": {},
-            "ended": False,
-        }
-        self.data["trials"].append(entry)
+    def trial(self, plan: TrialPlan) -> TrialRecord:
+        """Add an entry for a trial."""
+        entry = TrialEntry(
+            trial=plan.trial,
+            variant=plan.variant,
+            role=plan.role,
+            number=plan.number,
+            seed=plan.seed,
+            flink_version=plan.testbed.flink_version,
+            configuration=dict(plan.testbed.configuration),
+            job=job_entry(plan.testbed),
+            faults=() if plan.role == CONTROL else tuple(FaultEntry(**asdict(f)) for f in plan.faults),
+            phases=(),
+            drained=False,
+            ended=False,
+        )
+        self.change(trials=(*self.run.trials, entry))
         self.save()
-        return entry
+        return TrialRecord(self, entry)
 
 
-def open_entries(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the trials that started and did not end."""
-    return [entry for entry in entries if not entry.get("ended", True)]
+class TrialRecord:
+    """The entry of a trial in the manifest while the trial runs."""
+
+    def __init__(self, manifest: Manifest, entry: TrialEntry) -> None:
+        self._manifest = manifest
+        self.entry = entry
+
+    def change(self, **fields: Any) -> None:
+        """Change fields of the entry. They are on disk after the next `save` of the manifest."""
+        self.entry = changed = replace(self.entry, **fields)
+        trials = (changed if e.trial == changed.trial else e for e in self._manifest.run.trials)
+        self._manifest.change(trials=tuple(trials))
+
+    def void(self) -> None:
+        """Close a trial that a dead runner left open: it has no sealed history and is not judged."""
+        self.change(voided=True, ended=True, abandoned=True, void_reason=OPEN_TEXT)
+
+    def inject(self, handle: FaultHandle, targets: tuple[str, ...]) -> None:
+        """Record that a backend has accepted a fault."""
+        accepted = {"targets": tuple(handle.targets or targets), "backend": handle.backend, "why": handle.why}
+        named = (handle.fault, handle.fault.rpartition("/")[2])
+        faults = (replace(f, **accepted) if f.name in named else f for f in self.entry.faults)
+        self.change(faults=tuple(faults))
 
 
-def void_open(entry: dict[str, Any]) -> None:
-    """Close a trial as void: it has no sealed history and is not judged."""
-    entry.update(voided=True, ended=True, abandoned=True, void_reason=OPEN_TEXT)
+def _planned(info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> RunManifest:
+    return RunManifest(
+        run=info.run,
+        scenario=convert(document, ScenarioEntry),
+        environment=info.environment,
+        seed=plan.seed,
+        looks=list(plan.looks),
+        expectations={t.variant: [expectation_entry(e) for e in t.expectations] for t in plan.trials},
+        started=info.started,
+        machine=dict(info.machine),
+    )
 
 
-def next_attempt(plan: TrialPlan, entries: Sequence[Mapping[str, Any]]) -> TrialPlan | None:
+def next_attempt(plan: TrialPlan, entries: Sequence[TrialEntry]) -> TrialPlan | None:
     """Return the next attempt of a trial (`plan` is the first attempt). None if an attempt already counts, or there were enough attempts."""
     key = (plan.variant, plan.role, plan.number)
-    own = [e for e in entries if (e["variant"], e["role"], e["number"]) == key]
+    own = [e for e in entries if (e.variant, e.role, e.number) == key]
     if not own:
         return plan
-    if not own[-1].get("voided"):
+    if not own[-1].voided:
         return None
-    lapsed = sum(1 for e in own if not e.get("abandoned"))
+    lapsed = sum(1 for e in own if not e.abandoned)
     if lapsed >= MAX_ATTEMPTS or len(own) >= MAX_REPEATS:
         return None
     return replace(plan, attempt=len(own) + 1)
@@ -181,20 +184,6 @@ def expectation_entry(item: Expectation) -> dict[str, Any]:
     return {
         name: value for name, value in to_builtins(item).items() if value is not None and name != "problem"
     }
-
-
-def fault_entry(fault: Fault) -> dict[str, Any]:
-    """Return a fault as planned; targets, backend and why are filled in when it is injected."""
-    entry: dict[str, Any] = to_builtins(FaultEntry(**asdict(fault)))
-    return entry
-
-
-def note_handle(entry: dict[str, Any], handle: FaultHandle, targets: tuple[str, ...]) -> None:
-    """Record that a backend has accepted the fault."""
-    fault = next(
-        f for f in entry["faults"] if f["name"] == handle.fault or handle.fault.endswith(f"/{f['name']}")
-    )
-    fault.update(targets=list(handle.targets or targets), backend=handle.backend, why=handle.why)
 
 
 def job_entry(testbed: TestbedPlan) -> JobEntry:

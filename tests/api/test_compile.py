@@ -104,7 +104,8 @@ def test_the_manifest_gives_the_judge_the_expectations_of_the_plan(tmp_path):
     """Without a look at the document, which a later version may refuse."""
     equals = [{"metric": "job.failure", "equals": ""}, {"metric": "failovers.count", "min": 1, "max": 2}]
     plan = compiled(tmp_path, spec={"variants": [], "expect": equals})
-    manifest = Manifest(tmp_path, RunInfo("small-1", "simulation", ""), plan, {"broken": True})
+    info = RunInfo("small-1", "simulation", "")
+    manifest = Manifest.open(tmp_path, info, plan, {"broken": True}, resume=False)
     for trial in plan.trials:
         manifest.trial(trial)
     assert expectations_of(read_manifest(tmp_path)) == {"main": list(plan.trials[0].expectations)}

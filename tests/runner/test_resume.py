@@ -15,10 +15,11 @@ from testbed_runtime.core.errors import FaultHealed, HeadgateError
 from testbed_runtime.history.manifest import manifest_data, read_manifest
 from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
-from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, void_open
+from testbed_runtime.runner.manifest import MAX_ATTEMPTS, Manifest, RunInfo, next_attempt
 from testbed_runtime.runner.progress import Notice, Suspended
 from testbed_runtime.simulation.loop import run_virtual
 from tests.collecting import Collected
+from tests.manifests import run_manifest
 from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost
 
 SEEDS = 200
@@ -200,19 +201,13 @@ def test_a_completed_run_is_only_judged_again(world):
 def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document, tmp_path):
     """Three lapsed leases end it; what a dead runner left open counts apart."""
     plan = compile_run(validate(document).valid(), scenario_folder=tmp_path, control=False).trials[0]
-    entries: list[dict[str, Any]] = []
+    manifest = Manifest(tmp_path, run_manifest())
     for _ in range(4):
-        again = next_attempt(plan, entries)
-        entry = {"variant": "main", "role": "fault", "number": 1, "trial": again.trial, "ended": False}
-        void_open(entry)
-        entries.append(entry)
+        manifest.trial(next_attempt(plan, manifest.run.trials)).void()
     for _ in range(MAX_ATTEMPTS):
-        again = next_attempt(plan, entries)
-        entries.append(
-            {"variant": "main", "role": "fault", "number": 1, "trial": again.trial, "voided": True}
-        )
-    assert [e["trial"] for e in entries][-1] == "main-1-r7"
-    assert next_attempt(plan, entries) is None
+        manifest.trial(next_attempt(plan, manifest.run.trials)).change(voided=True)
+    assert manifest.run.trials[-1].trial == "main-1-r7"
+    assert next_attempt(plan, manifest.run.trials) is None
 
 
 def test_another_runs_folder_is_refused(world):

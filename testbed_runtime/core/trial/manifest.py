@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
@@ -14,7 +14,7 @@ from testbed_runtime.core.job.jobgraph import PARTITIONINGS
 from testbed_runtime.core.job.keygroups import UPPER_BOUND_MAX_PARALLELISM
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.trial.plan import CONTROL, NEVER
+from testbed_runtime.core.trial.plan import CONTROL, NEVER, Role
 from testbed_runtime.core.versions import LATEST, VERSIONS
 
 
@@ -70,7 +70,7 @@ class TrialEntry(Struct, frozen=True, kw_only=True):
 
     trial: str
     variant: str
-    role: Literal["control", "fault"]
+    role: Role
     number: int
     """Trials of different variants with the same number have the same seed."""
     seed: int
@@ -84,6 +84,11 @@ class TrialEntry(Struct, frozen=True, kw_only=True):
     void_reason: str = ""
     abandoned: bool = False
     """The runner ended during the trial, so it has no sealed history."""
+    ended: bool = True
+    healed: str = ""
+    """Why its faults were ended by hand; empty if they were not."""
+    residue: dict[str, Any] = {}
+    """Fault → the residue that it left."""
     error: str = ""
     """Why the trial could not be completed; empty if it was."""
     drained: bool | None = None
@@ -132,9 +137,11 @@ class TrialEntry(Struct, frozen=True, kw_only=True):
         return [moment for phase in self.phases for moment in (phase.start_ns, phase.end_ns)]
 
 
-class ScenarioEntry(Struct, frozen=True):
-    """The document of the run, as far as reports name it."""
+class ScenarioEntry(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The document of the run."""
 
+    api_version: str = ""
+    kind: str = ""
     metadata: dict[str, Any] = {}
     spec: dict[str, Any] = {}
 

@@ -7,7 +7,7 @@ them reads the document.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from testbed_runtime.core.faults.model import Fault
 
 RETENTION = "execution.checkpointing.externalized-checkpoint-retention"
-FAULT, CONTROL = "fault", "control"
+Role = Literal["fault", "control"]
+FAULT: Role = "fault"
+CONTROL: Role = "control"
 """Roles of a trial. A control trial has the same phases and injects nothing."""
 
 
@@ -107,7 +109,7 @@ class TrialPlan(Struct, frozen=True, kw_only=True):
     """One trial. `attempt` counts from 1: a void trial is repeated as the next attempt under a new id."""
 
     variant: str
-    role: str
+    role: Role
     number: int
     seed: int
     testbed: TestbedPlan
