@@ -262,7 +262,7 @@ class _Ends:
         if any(e.kind != _MUTED for e in silent) and self._other_expires(lost, back):
             return None
         own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
-        silent_ns = min(min(e.begun_ns for e in silent), wait.end_ns - TIE_NS)
+        silent_ns = min(*(e.begun_ns for e in silent), wait.end_ns - TIE_NS)
         begun = [w.start_ns for w in own if w.start_ns < wait.end_ns and silent_ns < w.end_ns]
         since = min(begun, default=wait.start_ns)
         repeated = any(not (e.kind.endswith(".pause") or e.sent_again_ns) for e in silent)

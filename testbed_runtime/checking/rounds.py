@@ -538,7 +538,18 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
         e for e in hit if e.kind in LOSSES or not any((e.ended_ns or INT64_MAX) < s.begun_ns for s in stops)
     ]
     candidates = hit or before
-    return candidates[-1] if candidates else None
+    found = candidates[-1] if candidates else None
+    for earlier in reversed(before):
+        if found and _goes_on(earlier, found):
+            found = earlier
+    return found
+
+
+def _goes_on(earlier: FaultEffect, fault: FaultEffect) -> bool:
+    """Whether a pause began while another one of the same processes lasted, so that they are one."""
+    pauses = all(e.kind.endswith(".pause") for e in (earlier, fault))
+    overlap = earlier.begun_ns < fault.begun_ns < (earlier.ended_ns or INT64_MAX)
+    return pauses and overlap and set(targets_of(earlier)) >= set(targets_of(fault)) > set()
 
 
 def _explains(fault: FaultEffect, cause: Cause) -> bool:

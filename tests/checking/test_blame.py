@@ -170,3 +170,25 @@ def test_a_fault_is_active_from_its_beginning_to_its_end(
     """Both moments included. A fault whose effect is missed later has no end."""
     assert _any_active([fault("f", 2, ended)], missed, at(at_s)) is active
     assert not _any_active([], missed, at(at_s))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "target", "blamed"),
+    [
+        ((0, 4), (2, 8), "jobmanager", "first"),
+        ((0, 9), (2, 8), "jobmanager", "first"),
+        ((0, 2), (2, 8), "jobmanager", "second"),
+        ((0, 4), (2, 8), "tm-0", "second"),
+    ],
+)
+def test_pauses_that_overlap_are_one_that_begins_with_the_first(
+    first: tuple[float, float], second: tuple[float, float], target: str, blamed: str
+):
+    """They must be pauses of the same process."""
+    effects = [
+        fault("first", *first, "jobmanager.pause", target),
+        fault("second", *second, "jobmanager.pause", "jobmanager"),
+    ]
+    found = responsible(effects, Cause(at(8), "t", "X", "JobMaster", "", kind="heartbeat"))
+    assert found is not None
+    assert found.fault == blamed

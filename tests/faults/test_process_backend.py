@@ -1,4 +1,4 @@
-"""The effect of a kill: all threads of the process have ended, soon enough."""
+"""The effect of a kill, when all threads of the process have ended soon enough, and of pauses that overlap."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class _Table:
 
     def __init__(self, state_now: Callable[[], str]) -> None:
         self._state_now = state_now
+        self.stopped = False
 
     def pid(self, name: str) -> int:
         del name
@@ -28,6 +29,14 @@ class _Table:
 
     def signal_kill(self, name: str) -> None:
         del name
+
+    def pause(self, name: str) -> None:
+        del name
+        self.stopped = True
+
+    def resume(self, name: str) -> None:
+        del name
+        self.stopped = False
 
 
 async def measured_kill(state_now: Callable[[], str], stop: asyncio.Event):
@@ -57,3 +66,17 @@ async def test_a_killed_process_that_keeps_its_connections_is_not_verified(monke
 async def test_a_reaped_process_and_a_zombie_without_threads_are_gone(state):
     """The kernel keeps the process id until the supervisor has read the exit code."""
     assert (await measured_kill(lambda: state, asyncio.Event())).ok
+
+
+async def test_pauses_that_overlap_last_until_the_last_of_them_ends():
+    """The first one leaves nothing behind, although the process is still stopped."""
+    table = _Table(lambda: "T" if table.stopped else "S")
+    backend = process.ProcessBackend(table)  # type: ignore[arg-type]
+    first, second = (FaultRequest(name, fault("process.pause"), ("tm-0",), 0.0, 1) for name in ("f-1", "f-2"))
+    for request in (first, second):
+        await backend.prepare(request)
+        await backend.apply(request)
+    for request, stopped in ((first, True), (second, False)):
+        await backend.remove(request)
+        assert table.stopped is stopped
+        assert (await backend.check(request)).ok

@@ -40,6 +40,10 @@ KILLED = fault("kill", "1 s", SOURCE, at="500 ms", **KILL)
 STORE = fault("slow", "12 s", ALL, store={"slow": {"delay": "8 s"}})
 SLOW = fault("slow", "8 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "5 s"}})
 JOBMANAGER_GC = fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})
+JOBMANAGER_GCS = [
+    fault(name, length, JOBMANAGER, at=begin, jobmanager={"pause": {}})
+    for name, begin, length in (("one", "0 s", "4 s"), ("two", "2 s", "6 s"))
+]
 TM_0 = {"taskManagers": {"names": ["tm-0"]}}
 CUT = fault("cut", "25 s", TM_0, at="deploy", network={"partition": {}})
 RPC_CUT = fault("cut", "6 s", TM_0, plane="rpc", network={"partition": {}})
@@ -125,6 +129,7 @@ def case(name: str, *faults: Any, version: str = "2.x", observation: str = "25 s
         (case("store", STORE, **UNTOLERANT), CHECKPOINT, "5 s", 8.0),
         # the seconds are those of the pause; the last heartbeat and the last renewal of the lease came 0.1 s before it
         (case("jobmanager", JOBMANAGER_GC), HEARTBEAT, "5 s", 8.1),
+        (case("pauses", *JOBMANAGER_GCS), HEARTBEAT, "5 s", 8.1),
         (case("lease", JOBMANAGER_GC, **LEADER), RENEW, "5 s", 8.1),
         # whole seconds; TCP repeats the first handshake 19 and 35 s after it. The second one begins after a restart delay of 0 s
         (case("connect", CUT, observation="37 s"), CONNECT_TIMEOUT, "10", 35.0),
