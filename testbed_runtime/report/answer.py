@@ -91,8 +91,25 @@ def in_words(trial: TrialRecovery, notable_start_s: float = 0.0) -> list[tuple[R
     def is_notable(start: Recovery) -> bool:
         return len(start.rounds) > 1 or not start.recovered or start.total_s >= notable_start_s
 
-    shown = (r for r in trial.with_start if r is not trial.start or is_notable(r))
-    return [(r, start_words(r) if r is trial.start else headline(r)) for r in shown]
+    start = trial.own_start
+    return [
+        *([(start, start_words(start))] if start and is_notable(start) else []),
+        *with_headlines(trial.recoveries),
+    ]
+
+
+def with_headlines(recoveries: Iterable[Recovery]) -> list[tuple[Recovery, str]]:
+    """Return the recoveries with their headlines. Recoveries from one fault that are too short to be mentioned are shown as one: the longest
+    of them."""
+    groups = grouped(((r.fault, _is_short(r) or id(r)), r) for r in recoveries)
+    longest = ((max(group, key=lambda r: r.total_s), len(group)) for group in groups.values())
+    least = quantities.seconds(NOTABLE_S)
+    more = ", the longest of {} recoveries that took less than {}"
+    return [(r, headline(r) + (more.format(count, least) if count > 1 else "")) for r, count in longest]
+
+
+def _is_short(recovery: Recovery) -> bool:
+    return recovery.recovered and 0 < recovery.total_s < NOTABLE_S
 
 
 def _lines(
@@ -142,14 +159,15 @@ def start_words(start: Recovery) -> str:
 
 def _failed(recovery: Recovery, after: str) -> str:
     """Return how soon the job failed for good. Without a fault there is nothing that it failed `after`, but its first failure.
-    If it failed at once, no wait explains it: the first sentence of the failure does."""
+    If the recovery has no length, no wait explains it: the first sentence of the failure does. Only a submission is known to have led to it
+    at once: a fault may have lasted for some time before."""
     limit = _restarts(recovery)
     if recovery.total_s >= NOTABLE_S:
         again, begun = _AGAIN if recovery.again else "", after or " after its first failure"
         total = quantities.seconds(recovery.total_s)
         return f"the job failed{again} {total}{begun}{limit or _rounds(recovery)}"
     why = recovery.rounds[-1].failure.partition(". ")[0].rstrip(".") if recovery.rounds else ""
-    begun = _AGAIN if recovery.again else " at once" if after else ""
+    begun = _AGAIN if recovery.again else " at once" if after and not recovery.faults else ""
     return f"the job failed{begun}{after}{limit}{f': {why}' if why else ''}"
 
 

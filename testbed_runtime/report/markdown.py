@@ -16,9 +16,9 @@ from testbed_runtime.report.answer import (
     close_margins,
     costly,
     from_events_words,
-    headline,
     margin_words,
     savings,
+    with_headlines,
 )
 from testbed_runtime.report.model import RunView
 
@@ -136,9 +136,8 @@ def _answers(view: RunView) -> list[str]:
             lines += _prices(title, answer, {**answer.intervals, TOTAL: answer.total_interval})
         return lines
     for trial in view.fault_trials:
-        for recovery in costly(trial.answer.recoveries) if trial.answer else ():
-            title = f"{trial.trial}: {headline(recovery)}"
-            lines += _prices(title, recovery)
+        for recovery, title in with_headlines(costly(trial.answer.recoveries)) if trial.answer else ():
+            lines += _prices(f"{trial.trial}: {title}", recovery)
     return lines
 
 

@@ -54,8 +54,8 @@ def test_a_job_that_may_not_restart_names_the_option(version: str, options: dict
     ("total_s", "restarts", "expected"),
     [
         (0.006, 20, "the job failed 6.00 ms after `f`, after 20 restarts (o = 1 allows no more restarts)"),
-        (0.0, 1, "the job failed at once after `f`, after 1 restart (o = 1 allows no more restarts)"),
-        (0.0, 0, "the job failed at once after `f` (o = 1 allows no more restarts)"),
+        (0.0, 1, "the job failed after `f`, after 1 restart (o = 1 allows no more restarts)"),
+        (0.0, 0, "the job failed after `f` (o = 1 allows no more restarts)"),
     ],
 )
 def test_a_failed_job_says_how_many_restarts_it_had(total_s: float, restarts: int, expected: str):

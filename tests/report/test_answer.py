@@ -97,7 +97,7 @@ def test_a_fault_that_lasts_may_cost_several_outages(changes: dict[str, object],
 @pytest.mark.parametrize(
     ("fault", "total_s", "text"),
     [
-        ("dead", 0.0, "the job failed at once after `dead`"),
+        ("dead", 0.0, "the job failed after `dead`"),
         ("dead", 4.0, "the job failed 4.00 s after `dead`, 2 rounds"),
         ("", 0.0, "the job failed"),
         ("", 4.0, "the job failed 4.00 s after its first failure, 2 rounds"),
@@ -116,6 +116,30 @@ def test_a_job_that_failed_for_good_is_no_outage_that_goes_on(fault: str, total_
     (line, *_) = lines(TrialRecovery(trial="main-1", start=start, recoveries=()))
     since = "4.00 s after its submission, 2 rounds" if total_s else "at once after its submission"
     assert line.startswith(f"main-1: the job failed {since}: ")
+
+
+def test_recoveries_from_one_fault_that_are_too_short_to_be_mentioned_are_one_line():
+    """A job that fails again and again may run again after 350 µs each time."""
+    (known,) = killed("main-1").recoveries
+    short = [
+        replace(
+            known,
+            end_ns=known.effect_ns + us * 1000,
+            downtime_s=us / 1e6,
+            prices=(),
+            margins=(),
+            rounds=(),
+            unattributed_s=0.0,
+        )
+        for us in (350, 420, 380)
+    ]
+    other = replace(short[0], fault="other")
+    found = lines(TrialRecovery(trial="main-1", recoveries=(short[0], known, *short[1:], other)))
+    assert [line.partition(":")[2] for line in found if "caught up after" in line and " µs" in line] == [
+        " down 420 µs after `dead`, caught up after 420 µs, the longest of 3 recoveries that took less than 1.00 ms",
+        " down 350 µs after `other`, caught up after 350 µs",
+    ]
+    assert sum("down 1.76 s" in line for line in found) == 1
 
 
 def test_an_outage_without_a_fault_names_its_failure():
