@@ -526,11 +526,14 @@ def taskmanager_of(wait: Wait) -> str:
     return logical_name(wait.who if wait.kind == "registration" else wait.what)
 
 
-def _follows(wait: Wait, replacement: Wait) -> bool:
-    """Whether the wait is a registration with the JobMaster that this replacement made possible: it completed the slots that the JobMaster
-    needs."""
+def _follows(wait: Wait, shortened: Wait) -> bool:
+    """Whether the wait ends with the other one: it is between the same two processes and ended together with it, or it is a registration with
+    the JobMaster that a replacement made possible, because that completed the slots that the JobMaster needs."""
+    together = abs(wait.end_ns - shortened.end_ns) <= TIE_NS
+    if wait.what and together and {wait.who, wait.what} == {shortened.who, shortened.what}:
+        return True
     registered = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
-    return registered and replacement.kind == "replacement" and wait.end_ns >= replacement.end_ns - EPSILON_NS
+    return registered and shortened.kind == "replacement" and wait.end_ns >= shortened.end_ns - EPSILON_NS
 
 
 def _concerns(holder: Wait, wait: Wait) -> bool:

@@ -139,7 +139,7 @@ def test_recoveries_from_one_fault_that_are_too_short_to_be_mentioned_are_one_li
         " down 420 µs after `dead`, caught up after 420 µs, the longest of 3 recoveries that took less than 1.00 ms",
         " down 350 µs after `other`, caught up after 350 µs",
     ]
-    assert sum("down 1.76 s" in line for line in found) == 1
+    assert any(headline(known) in line for line in found)
 
 
 def test_an_outage_without_a_fault_names_its_failure():
