@@ -399,17 +399,23 @@ def test_of_a_voided_trial_only_safety_counts():
 
 
 def test_one_control_run_serves_every_variant_with_its_settings():
-    """It is shared when configuration, version and job are the same, and an unstable one is unstable for all of them."""
+    """It is shared when configuration, version and job are the same, and an unstable one is unstable for all of them. A variant with a
+    control run uses its own, the first that is not void. One without faults needs none."""
     fault = [{"name": "gc"}]
     entries = [
+        trial_entry(trial="a-control-0", variant="a", role="control", voided=True),
         trial_entry(trial="a-control-1", variant="a", role="control"),
         trial_entry(trial="a-1", variant="a", faults=fault),
         trial_entry(trial="b-1", variant="b", faults=fault),
         trial_entry(trial="c-1", variant="c", faults=fault, configuration={"heartbeat.timeout": "12 s"}),
         trial_entry(trial="d-1", variant="d", faults=fault, flinkVersion="1.20"),
         trial_entry(trial="e-1", variant="e", faults=fault, job={"vertices": [{"name": "a"}]}),
+        trial_entry(trial="f-1", variant="f", faults=fault),
+        trial_entry(trial="f-control-1", variant="f", role="control"),
+        trial_entry(trial="f-control-2", variant="f", role="control"),
+        trial_entry(trial="g-1", variant="g"),
     ]
-    assert controls_of(entries) == {"a": "a-control-1", "b": "a-control-1"}
+    assert controls_of(entries) == {"a": "a-control-1", "b": "a-control-1", "f": "f-control-1"}
     shared = TrialFacts(trial="main-1", faults=("gc",), control="a-control-1")
     steady = row("control.stable", 1, trial="a-control-1")
     assert judged([*good_rows(), steady], trials=(shared,)).verdict is PASS
