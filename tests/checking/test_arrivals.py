@@ -80,6 +80,7 @@ def by(counts: list[int], second: int) -> int:
     return 0 if second < 0 or not found else found[min(second, len(found) - 1)]
 
 
+@example(every=[[1]], span=(-1, 0))
 @given(every=EVERY, span=SPAN)
 def test_a_rate_is_what_all_sinks_received_in_a_window(every: list[list[int]], span: tuple[int, int]):
     """It is unknown if no sink was sampled before the end of the window. A sample at its end is too late."""
