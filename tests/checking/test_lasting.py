@@ -493,3 +493,36 @@ def test_what_is_not_known_of_a_segment_is_written_as_minus_one():
     """Readers of recovery.json compare with that."""
     bare = Segment(kind="slot", phase="slots", start_ns=0, end_ns=NS)
     assert (bare.slack_ns, bare.budget_ns, bare.enough_ns) == (-1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("held", "fault", "since"),
+    [
+        ({}, {}, 3),
+        ({"start_ns": NS}, {}, 2),  # since the effect
+        ({"start_ns": 5 * NS}, {}, 5),  # it began with the failover
+        ({"end_ns": 8 * NS + 5_000_000}, {}, 3),
+        ({"end_ns": 8 * NS - 5_000_000}, {}, 3),
+        ({"end_ns": 8 * NS + 5_000_001}, {}, 5),
+        ({"end_ns": 8 * NS - 5_000_001}, {}, 5),
+        ({"who": "ResourceManager"}, {}, 5),
+        ({"what": "tm-0-2"}, {}, 5),
+        ({"option": "p"}, {}, 5),
+        ({"outcome": Outcome.COMPLETED}, {}, 5),
+        ({"outcome": Outcome.FIRED}, {}, 3),
+        ({}, {"targets": '["*->tm-0"]'}, 3),
+        ({}, {"targets": '["*"]'}, 5),  # no process in particular
+        ({}, {"kind": "frames.drop"}, 5),  # it silences no process
+        ({}, {"kind": "network.partition", "plane": "data"}, 5),
+        ({}, {"kind": "network.partition", "plane": "rpc"}, 3),
+    ],
+)
+def test_a_failover_that_joined_an_outage_begins_with_a_wait_of_an_earlier_fault_only(
+    held: dict[str, Any], fault: dict[str, Any], since: float
+):
+    """The fault took effect at 2 s. Heartbeats of its TaskManager have been missing since 3 s, and the failover at 5 s waits for them until 8 s."""
+    wait = waited("heartbeat", 3, 8, who="JobMaster", what="tm-0-1", option="o", outcome=Outcome.EXPIRED)
+    path = [part(5, 8, "heartbeat", "tm-0-1", who="JobMaster"), part(8, 9, "slot")]
+    earlier = [effect(**{"kind": "process.pause", "span": (2, 10), "targets": '["tm-0"]'} | fault)]
+    found = since_earlier_fault([replace(wait, **held)], path, earlier, 2 * NS)
+    assert found == (replace(path[0], start_ns=since * NS), path[1])

@@ -64,3 +64,11 @@ def test_a_request_that_expired_while_no_taskmanager_had_a_slot_owns_nothing():
         wait("replacement", 0, 6, Outcome.FIRED, option="replaceLost", what="tm-2"),
     ]
     assert [s.option for s in segments(waits, 6)] == ["replaceLost"]
+
+
+@pytest.mark.parametrize(("came", "owns"), [(7, True), (7.055, True), (7.056, False)])
+def test_slots_are_put_off_by_an_option_unless_a_process_came_later(came: float, owns: bool):
+    """The request is put off until 7.05 s, and clocks differ by 5 ms."""
+    delay = {"option": "slotmanager.requirement-check.delay", "value": "50 ms", "who": RM_NAME}
+    waits = [wait("slot-request", 7, 7.05, Outcome.FIRED, **delay), wait("start", 1, came), wait("slot", 0, 7.07)]  # fmt: skip
+    assert ("slot-request" in [s.kind for s in segments(waits, 7.07)]) is owns
