@@ -137,8 +137,8 @@ def job_rates(records: int) -> dict[str, float]:
     return slower([json.loads(line) for line in done.stdout.splitlines()])
 
 
-def slower(vertices: list[dict[str, float]]) -> dict[str, float]:
-    return {unit: min(vertex[unit] for vertex in vertices) for unit in UNITS}
+def slower(vertices: list[dict[str, float | str]]) -> dict[str, float]:
+    return {unit: min(float(vertex[unit]) for vertex in vertices) for unit in UNITS}
 
 
 def against_flink(asked: argparse.Namespace) -> None:

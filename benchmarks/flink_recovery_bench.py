@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -204,7 +204,7 @@ def run_flink(cluster: Cluster, case: Case, folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     cluster.start(case.cluster)
     cluster.resize(case.taskmanagers)
-    words = {"host": cluster.address, "port": REST_PORT, "folder": folder, "rate": RATE}
+    words: dict[str, Any] = {"host": cluster.address, "port": REST_PORT, "folder": folder, "rate": RATE}
     words |= {"parallelism": case.parallelism, "busy": case.busy_ms} | written(case.options, cluster.version)
     words |= ({"forward": True} if case.forward else {}) | ({"finishes": RATE} if case.finishes else {})
     made = subprocess.run(
@@ -280,6 +280,7 @@ def actions(
     if fault.what == "kill":
         yield fault.at, lambda: cluster.kill(name)
         return
+    assert cluster.jobmanager is not None
     started, place = (
         (cluster.jobmanager, cluster.place) if fault.target == "jobmanager" else cluster.taskmanagers[name]
     )
@@ -290,11 +291,9 @@ def actions(
     others = [other for _, other in cluster.taskmanagers.values() if other != place]
     peers = {"jobmanager": [cluster.place], "taskmanagers": others}
     far = peers.get(fault.peers, [other for other in (cluster.place, *others) if other != place])
-    yield (
-        fault.at,
-        lambda: [nft(one, rules(lost)) for one, lost in ((place, far), *((p, [place]) for p in far))],
-    )
-    yield fault.at + fault.seconds, lambda: [nft(one, "delete table ip cut") for one in (place, *far)]
+    cut = {place: rules(far), **dict.fromkeys(far, rules([place]))}
+    yield fault.at, lambda: nft(cut)
+    yield fault.at + fault.seconds, lambda: nft(dict.fromkeys(cut, "delete table ip cut"))
 
 
 def rules(senders: list[namespaces.Member]) -> str:
@@ -305,8 +304,10 @@ def rules(senders: list[namespaces.Member]) -> str:
     )
 
 
-def nft(place: namespaces.Member, text: str) -> None:
-    subprocess.run([*place.prefix, "nft", "-f", "-"], input=text.encode(), check=True)
+def nft(texts: Mapping[namespaces.Member, str]) -> None:
+    """Apply the text of each namespace."""
+    for place, text in texts.items():
+        subprocess.run([*place.prefix, "nft", "-f", "-"], input=text.encode(), check=True)
 
 
 def recovered(cluster: Cluster, job: str, folder: Path, ends: float) -> bool:

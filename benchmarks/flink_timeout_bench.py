@@ -19,6 +19,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flink_bench import NoFlinkError, class_path, cluster
@@ -28,14 +29,16 @@ START_LIMIT_S = 120.0
 COMPILING_TIMEOUT_MS = 5
 WIRE_BYTES = 109
 """A record of 100 bytes with its length, the length of the array, and the tag of a stream element."""
+Sampled = dict[str, Any]
+"""What a TaskManager did meanwhile."""
 KINDS = ("source", "sink", "netty", "flusher", "other")
 
 
-def samples(folder: Path) -> list[list[dict]]:
+def samples(folder: Path) -> list[list[Sampled]]:
     return [[json.loads(line) for line in p.read_text().splitlines()] for p in sorted(folder.glob("tm-*"))]
 
 
-def run_job(java: list[str], rest: int, asked: argparse.Namespace, timeout: int, folder: Path) -> dict:
+def run_job(java: list[str], rest: int, asked: argparse.Namespace, timeout: int, folder: Path) -> Sampled:
     """Run the job for the warm-up and the measurement. Return what both TaskManagers did meanwhile."""
     folder.mkdir()
     words = [rest, asked.parallelism, asked.record_bytes, timeout, asked.rate, folder]
@@ -92,7 +95,7 @@ def measure(asked: argparse.Namespace) -> None:
                     time.sleep(3)
 
 
-def fit(rows: list[dict]) -> dict[str, float]:
+def fit(rows: list[Sampled]) -> dict[str, float]:
     """Return the prices in seconds that fit the runs best, by the squares of the relative errors of the time per record.
 
     Records, bytes and the buffers of busy cores from the runs at saturation, buffers of free cores from the others."""
@@ -124,20 +127,20 @@ def fit(rows: list[dict]) -> dict[str, float]:
     }
 
 
-def source_s(rows: list[dict]) -> float:
+def source_s(rows: list[Sampled]) -> float:
     """Return the median processor time of the sources for each record."""
-    return statistics.median(row["cpu_source"] / row["records_in"] for row in rows) / 1e9
+    return float(statistics.median(row["cpu_source"] / row["records_in"] for row in rows)) / 1e9
 
 
-def per_record(rows: list[dict]) -> list[float]:
+def per_record(rows: list[Sampled]) -> list[float]:
     return [1.0] * len(rows)
 
 
-def per_buffer(rows: list[dict]) -> list[float]:
+def per_buffer(rows: list[Sampled]) -> list[float]:
     return [row["buffers"] / row["records_in"] for row in rows]
 
 
-def solve(rows: list[dict], kind: str, *amounts: list[float], less: float = 0.0) -> list[float]:
+def solve(rows: list[Sampled], kind: str, *amounts: list[float], less: float = 0.0) -> list[float]:
     """Return the price in seconds of each amount (per record). `less` is the part of each record with a known price."""
     measured = np.array([row[f"cpu_{kind}"] / row["records_in"] / 1e9 for row in rows])
     weighted = np.array(amounts).T / measured[:, None]

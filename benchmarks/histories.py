@@ -262,7 +262,7 @@ def _events(shape: Shape, failover: bool) -> Columns:
             add(-2 + step / 10, "task.state", task, 0, to=state)
     if failover:
         at = shape.fault_s
-        cause = {"cause_class": "TimeoutException", "detector": "JobMaster"}
+        cause: dict[str, Any] = {"cause_class": "TimeoutException", "detector": "JobMaster"}
         text = "The heartbeat of TaskManager with id tm-0-1 timed out."
         add(at + 3.0, "taskmanager.lost", "tm-0-1", text=text, **cause)
         add(at + 3.0, "failover.started", "1", text=text, region=region, taskmanager="tm-0-1", **cause)

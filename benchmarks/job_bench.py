@@ -31,8 +31,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import uvloop
@@ -52,6 +53,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.process import JobManager
 from testbed_runtime.local.testbed import write_certificate
+from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.meter import TaskMeter
@@ -86,7 +88,7 @@ def options_of(asked: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def sink_of(history: MemoryHistory, name: str):
+def sink_of(history: MemoryHistory, name: str) -> HistorySink:
     loop = asyncio.get_running_loop()
     return history.sink(name, lambda: int(loop.time() * 1e9))
 
@@ -99,8 +101,12 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
     """Run one TaskManager until stdin closes. Print what `Measured` has, as JSON."""
     latencies: list[np.ndarray] = []
     marked: list[int] = []
-    TaskMeter.marked = lambda _, _source, latency_ns: marked.append(latency_ns)
-    LatencyHistogram.add = lambda _, found: latencies.append(found)  # exact ones instead of buckets
+    exact = {
+        TaskMeter: ("marked", lambda _, _source, latency_ns: marked.append(latency_ns)),
+        LatencyHistogram: ("add", lambda _, found: latencies.append(found)),  # instead of buckets
+    }
+    for measured, (method, append) in exact.items():
+        setattr(measured, method, append)
     rpc, name = rpc_of(f"tm-{ordinal}"), TaskManagerID(ordinal, 1)
     settings = TlsSettings.read(Options(options_of(asked)))
     manager = TaskManager(
@@ -124,7 +130,9 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
     profile = cProfile.Profile()
     if asked.profile:
         profile.enable()
-    vertex, buffers, sent, first, last = "", 0, 0, None, None
+    vertex, buffers, sent = "", 0, 0
+    first: list[float] | None = None
+    last: list[float] | None = None
     while not ended.done():
         await asyncio.wait([ended], timeout=SAMPLE_S)
         seen = 0
@@ -135,8 +143,8 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
         outputs = [s for task in manager.tasks for p in task.partitions for s in p.subpartitions]
         sent = max(sent, sum(sum(s.sent) for s in outputs))
         if seen > (last or [0])[0]:
-            received = sum(task.meter.records_in for task in manager.tasks if task.meter.role == "sink")
-            last = [seen, time.perf_counter(), time.process_time(), received]
+            received_now = sum(task.meter.records_in for task in manager.tasks if task.meter.role == "sink")
+            last = [seen, time.perf_counter(), time.process_time(), received_now]
             first = first or last
     profile.disable()
     if asked.profile:
@@ -214,7 +222,7 @@ async def run(asked: argparse.Namespace) -> list[dict[str, float]]:
     count = 3 if asked.operator else 2
     processes = [await start_process(ordinal, rpc.address[1], asked) for ordinal in range(count)]
 
-    async def ask(message):
+    async def ask(message: Any) -> Any:
         return await client.ask("jobmanager", rpc.address, "dispatcher", message, timeout_s=10.0)
 
     submitted = (await ask(SubmitJob(job(asked), options))).reason
@@ -259,7 +267,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.taskmanager:
         with asyncio.Runner(loop_factory=FACTORIES[asked.loop]) as runner:
-            runner.run(taskmanager(*asked.taskmanager, asked))
+            ordinal, port = asked.taskmanager
+            runner.run(taskmanager(ordinal, port, asked))
         return
     with tempfile.TemporaryDirectory() as folder:
         if asked.tls != ["none"]:
@@ -319,7 +328,7 @@ def figures(rows: list[dict[str, float]]) -> tuple[float, ...]:
     )
 
 
-def rounded(row: dict[str, float]) -> dict[str, float]:
+def rounded(row: Mapping[str, float | str]) -> dict[str, float | str]:
     return {k: v if isinstance(v, str) else float(f"{v:.3g}") for k, v in row.items()}
 
 

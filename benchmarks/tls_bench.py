@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, cast
 
 from transport_bench import FACTORIES, RECEIVER, SEGMENT, Measured, Setup, measure, run_child
 
@@ -33,7 +34,7 @@ from testbed_runtime.core.exchange.frames import AddCredit, BytesLike, WireVersi
 from testbed_runtime.core.exchange.tls import ALGORITHMS, INTERNAL, TlsSettings
 from testbed_runtime.core.options import Options
 from testbed_runtime.local.testbed import write_certificate
-from testbed_runtime.ports.network import Address, ConnectionHandler, Network
+from testbed_runtime.ports.network import Address, Connection, ConnectionHandler, Network
 from testbed_runtime.transport.tcp import RECEIVE_BUFFER_BYTES, TcpNetwork
 from testbed_runtime.transport.tls import DataTls
 
@@ -53,9 +54,9 @@ class AsyncioEnd(asyncio.BufferedProtocol):
         """A view, because asyncio slices it: a slice of a bytearray is a copy, and what is received into it is lost."""
         self.writable = True
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._handler.on_connected(self)
+        self._handler.on_connected(cast("Connection", self))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._handler.on_closed(error)
@@ -118,7 +119,7 @@ def way(setup: Setup) -> Network:
     settings = TlsSettings.read(Options({INTERNAL: "true", ALGORITHMS: CIPHERS[setup.cipher]}))
     assert settings is not None
     tls = DataTls.load(setup.certificate, settings)
-    return AsyncioNetwork(tls) if setup.way == "asyncio" else TcpNetwork(tls=tls)
+    return cast("Network", AsyncioNetwork(tls)) if setup.way == "asyncio" else TcpNetwork(tls=tls)
 
 
 class Announcer:
@@ -129,7 +130,7 @@ class Announcer:
         self.done = asyncio.Event()
         self.decoder = ServerDecoder(WireVersion.V2)
 
-    def on_connected(self, connection) -> None:
+    def on_connected(self, connection: Connection) -> None:
         self.connection = connection
         if self.first:
             self.announce()
