@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -77,8 +78,12 @@ def with_enough(
         if muted is None or ordinal(muted.what) not in used:
             return found
         same = (wait.kind, wait.who, wait.what, wait.option, wait.outcome)
-        losses = sum((w.kind, w.who, w.what, w.option, w.outcome) == same for w in waits)
-        share = needed // (losses + 1)  # with a limit below this, another loss fits into the fault
+        losses = [w for w in waits if (w.kind, w.who, w.what, w.option, w.outcome) == same]
+        losses.sort(key=lambda w: w.start_ns)
+        gaps = (later.start_ns - earlier.end_ns for earlier, later in pairwise(losses))
+        gap_ns = max(rounds[-1].end_ns - wait.end_ns, *gaps, 0)  # the job restarts after each loss
+        # with a limit below this, another loss fits into the fault
+        share = max(0, needed - gap_ns * len(losses)) // (len(losses) + 1)
         text = f"{ordinal(muted.what)} to be lost once more, during the fault `{muted.fault}`"
         return with_slack(found, max(0, wait.budget_ns - share), text)
 
