@@ -230,7 +230,9 @@ class Checkpoints:
             self._services.run_async(JOBMASTER, self._not_triggered, execution, message.checkpoint, reason)
 
     def _not_triggered(self, execution: Execution, checkpoint: int, reason: CheckpointFailureReason) -> None:
-        if not (execution.state is ExecutionState.FINISHED and self._may_go_without(checkpoint)):
+        """Fail the checkpoint, unless the task has finished. A task that its TaskManager does not know has ended, and its report may be late."""
+        ended = execution.state is ExecutionState.FINISHED or reason is _R.TASK_CHECKPOINT_FAILURE
+        if not (ended and self._may_go_without(checkpoint)):
             self._fail(checkpoint, reason)
 
     def _may_go_without(self, checkpoint: int) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 from testbed_runtime.core.job.messages import (
+    Acknowledge,
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
     NotifyEndOfData,
     StopWithDrain,
+    TriggerCheckpoint,
 )
 from testbed_runtime.jobmanager.jobstore import JobStore
 from tests.jobmanager.harness import Cluster, running_job, virtually
@@ -107,5 +110,31 @@ async def test_the_final_checkpoint_of_a_stop_needs_no_task_that_is_ending():
             await cluster.running_on(name).ask("jobmaster", done)
         await asyncio.sleep(1)
         rows = [r for r in cluster.rows.table("checkpoints") if r["checkpoint"] == number and not r["task"]]
+        assert [r["state"] for r in rows] == ["triggered", "finalizing", "completed"]
+        assert (await cluster.status()).restarts == 0
+
+
+@virtually
+async def test_the_final_checkpoint_of_a_stop_needs_no_task_whose_end_is_reported_late():
+    """The TaskManager does not know the task any more when it is asked for the checkpoint, and its report arrives seconds later."""
+
+    async def ended(message: TriggerCheckpoint) -> Acknowledge:
+        raise FlinkError("CheckpointException", f"unknown task {message.attempt}")
+
+    async with running_job(4, RARE, acknowledges=False, finishes=False) as cluster:
+        late = cluster.running_on("source-0")
+        late.handlers[TriggerCheckpoint] = ended
+        own = {name for name in TASKS if cluster.running_on(name) is late}
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until(lambda: triggered(cluster))
+        (number,) = triggered(cluster)
+        await asyncio.sleep(3)
+        for name in set(TASKS) - own:
+            done = AcknowledgeCheckpoint(cluster.attempt_of(name), number, "handle", 1, 0.0)
+            await cluster.running_on(name).ask("jobmaster", done)
+        for name in own:
+            await late.report(cluster.attempt_of(name), "FINISHED")
+        await asyncio.sleep(1)
+        rows = [r for r in cluster.rows.table("checkpoints") if not r["task"]]
         assert [r["state"] for r in rows] == ["triggered", "finalizing", "completed"]
         assert (await cluster.status()).restarts == 0
