@@ -202,8 +202,10 @@ class Expectation(Struct, frozen=True, kw_only=True):
     def _bound(self, written: str) -> str:
         """Return a bound as written. A bare number of a metric with a unit gets the unit, as the measured value has."""
         info = METRICS.get(self.metric)
-        if info is None or info.unit not in ("records/s", "bytes") or not is_number(written):
+        if info is None or info.unit not in ("records/s", "bytes", "ratio") or not is_number(written):
             return written
+        if info.unit == "ratio":
+            return f"{float(written) * 100:.10g} %"
         return format_value(float(written), info.unit)
 
     @property
