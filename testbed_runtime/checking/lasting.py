@@ -23,6 +23,8 @@ _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failur
 """Kinds of waits that end with a failure, or that do not matter to the next round."""
 _OF_A_LOSS = ("replacement", "heartbeat")
 """Kinds of waits that begin with the fault that ended or silenced a process."""
+_ONLY_DELAYING = ("network", "frames", "rpc", "registration", "store")
+"""The groups of faults that stop no process."""
 Change = Callable[[Segment], Segment]
 PAUSE = "process.pause"
 HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
@@ -190,14 +192,25 @@ def without_outrun(
     rounds: Sequence[Round], waits: Iterable[Wait], effects: Iterable[FaultEffect]
 ) -> tuple[Round, ...]:
     """Return the rounds without limits that a shorter wait would avoid: a pause of the JobManager that began
-    after the wait. The pause costs nothing if the failover has ended before it begins."""
-    pauses = {e.fault for e in effects if e.kind.endswith(".pause")}
+    after the wait. The pause costs nothing if the failover has ended before it begins. For the same reason, a shorter wait also saves what
+    a fault that only delays costs later, if that fault began after the wait."""
+    known = list(effects)
+    pauses = {e.fault for e in known if e.kind.endswith(".pause")}
+    delaying = {e.fault: e.begun_ns for e in known if e.group in _ONLY_DELAYING}
+    delayed = [s for r in rounds for s in r.segments if s.fault in delaying]
     paused = [w for w in waits if (w.kind, w.who) == ("jobmanager", EVERYTHING) and w.fault in pauses]
 
     def outrun(own: Segment) -> bool:
         return any(w.cause == own.next and own.start_ns < w.start_ns - EPSILON_NS for w in paused)
 
-    return each_segment(rounds, lambda s: replace(s, slack_ns=-1, next="") if outrun(s) else s)
+    def changed(own: Segment) -> Segment:
+        if outrun(own):
+            return replace(own, slack_ns=-1, next="")
+        later = (s for s in delayed if own.end_ns <= s.start_ns)
+        avoided = (s.end_ns - s.start_ns for s in later if own.start_ns < delaying[s.fault] - EPSILON_NS)
+        return own if own.slack_ns < 0 else replace(own, slack_ns=own.slack_ns + sum(avoided))
+
+    return each_segment(rounds, changed)
 
 
 def with_time_before_kills(rounds: Sequence[Round], waits: Sequence[Wait]) -> tuple[Round, ...]:

@@ -526,3 +526,21 @@ def test_a_failover_that_joined_an_outage_begins_with_a_wait_of_an_earlier_fault
     earlier = [effect(**{"kind": "process.pause", "span": (2, 10), "targets": '["tm-0"]'} | fault)]
     found = since_earlier_fault([replace(wait, **held)], path, earlier, 2 * NS)
     assert found == (replace(path[0], start_ns=since * NS), path[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "slack_s"),
+    [
+        ("network.partition", 2, 4),
+        ("rpc.delay", 2, 4),
+        ("rpc.delay", 1, 1),  # it would have delayed the deployment anyway
+        ("process.kill", 2, 1),  # the job has to recover from it
+    ],
+)
+def test_a_shorter_wait_also_saves_what_a_later_fault_delays(kind: str, begun: int, slack_s: int):
+    """The wait begins at 1 s. A deployment that the fault delays follows for 3 s."""
+    own = part(1, 6, "restart-delay", option="d", slack_ns=NS, next="x")
+    rest = part(6, 9, "deployment", fault="f", outcome="completed")
+    late = effect(kind, (begun, 9))
+    ((found, after),) = (r.segments for r in without_outrun([round_of(own, rest)], [], [late]))
+    assert (found.slack_ns, found.next, after) == (slack_s * NS, "x", rest)
