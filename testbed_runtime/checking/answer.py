@@ -191,7 +191,7 @@ class _Paths:
         self.awaited: Callable[[str], frozenset[str]] = lambda _: frozenset()
         """The TaskManagers for which the job waits in that outage, or would wait without the waits for an option."""
         self.felt = waits
-        """The waits without the pauses of TaskManagers that the job did not use in that outage."""
+        """The waits without those in which TaskManagers that the job did not use in that outage were paused or waited for the JobManager."""
         self.hits: Sequence[Hit] = ()
         """The faults that stopped a part of the job in that outage."""
         self.catch_up: CatchUp | None = None

@@ -259,7 +259,8 @@ class _Alone:
 def lost_in(
     effects: Iterable[FaultEffect], waits: Iterable[Wait], start_ns: int, end_ns: int
 ) -> frozenset[str]:
-    """Return the TaskManagers that an outage lacks: they were killed and not replaced before it, or were paused in it."""
+    """Return the TaskManagers that an outage lacks: they were killed and not replaced before it, or they were paused or cut off from the
+    JobManager in it."""
     begun = [e for e in effects if e.injected_ns is not None and e.begun_ns <= end_ns]
     replaced = [w for w in waits if w.kind == "replacement" and w.outcome is Outcome.FIRED]
     up = [(taskmanager_of(w), w.end_ns) for w in replaced if w.end_ns <= start_ns]
@@ -270,8 +271,12 @@ def lost_in(
         for target in targets_of(e)
         if not any(name == target and e.begun_ns < up_ns for name, up_ns in up)
     }
-    paused = [e for e in begun if e.kind == PAUSE and (e.ended_ns or end_ns) > start_ns]
-    return frozenset(killed.union(*map(targets_of, paused)))
+    during = [e for e in begun if (e.ended_ns or end_ns) > start_ns]
+    paused = [e for e in during if e.kind == PAUSE]
+    cut = [e for e in during if e.hides_link and not e.on_data_alone]
+    links = (set(split_link(target)) for e in cut for target in targets_of(e))
+    alone = (ends - {JOBMANAGER, ANYBODY, ""} for ends in links)
+    return frozenset(killed.union(*map(targets_of, paused), *(ends for ends in alone if len(ends) == 1)))
 
 
 def missing_taskmanagers(entry: TrialEntry, lost: int) -> int:
@@ -284,9 +289,9 @@ def missing_taskmanagers(entry: TrialEntry, lost: int) -> int:
 
 
 def stalled_taskmanager(wait: Wait) -> str | None:
-    """Return the TaskManager whose pause or stall this is. None for any other wait."""
+    """Return the TaskManager whose pause or stall this is, or which waits for the JobManager. None for any other wait."""
     name = logical_name(wait.what if wait.who == EVERYTHING else wait.who)
-    return name if wait.kind == "stalled" and is_task_manager(name) else None
+    return name if wait.kind in ("stalled", "jobmanager") and is_task_manager(name) else None
 
 
 def awaited_by(

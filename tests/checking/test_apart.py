@@ -13,6 +13,7 @@ from testbed_runtime.checking.apart import (
     downtime_s,
     hits_of,
     lost_in,
+    stalled_taskmanager,
     until_each_has_recovered,
 )
 from testbed_runtime.checking.common import JobShape
@@ -212,6 +213,44 @@ def test_a_taskmanager_that_was_replaced_before_an_outage_is_not_lost_in_it(
     ]
     replaced = waited("replacement", 1, 5, what=what, outcome=Outcome.FIRED)
     assert lost_in(kills, [replaced], 20 * NS, 30 * NS) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "plane", "target", "span", "lacks"),
+    [
+        ("network.partition", "rpc", "tm-1", (10, 21), True),
+        ("network.stall", "both", "tm-1->jobmanager", (10, 21), True),
+        ("network.partition", "data", "tm-1", (10, 21), False),
+        ("network.partition", "rpc", "tm-1->tm-2", (10, 21), False),  # the JobManager still reaches both
+        ("network.partition", "rpc", "tm-1", (10, 20), False),
+        ("network.partition", "rpc", "tm-1", (31, 40), False),
+        ("network.latency", "rpc", "tm-1", (10, 21), False),
+        ("process.pause", "data", "tm-1", (10, 21), True),
+    ],
+)
+def test_a_taskmanager_that_is_cut_off_from_the_jobmanager_is_lacking_like_a_paused_one(
+    kind: str, plane: str, target: str, span: tuple[float, float], lacks: bool
+):
+    """The outage is from 20 to 30 s."""
+    cut = replace(effect(kind, span, targets=f'["{target}"]'), plane=plane)
+    assert lost_in([cut], [], 20 * NS, 30 * NS) == ({"tm-1"} if lacks else set())
+
+
+@pytest.mark.parametrize(
+    ("kind", "who", "name"),
+    [
+        ("stalled", "tm-1-1", "tm-1"),
+        ("jobmanager", "tm-1-1", "tm-1"),
+        ("jobmanager", "ResourceManager", None),
+        ("jobmanager", EVERYTHING, None),
+        ("heartbeat", "tm-1-1", None),
+    ],
+)
+def test_a_pause_and_a_wait_for_the_jobmanager_are_those_of_their_taskmanager(
+    kind: str, who: str, name: str | None
+):
+    """If the job did not use that TaskManager, they delayed nothing."""
+    assert stalled_taskmanager(waited(kind, 0, 4, who=who, what="jobmanager")) == name
 
 
 def test_each_replacement_leaves_the_steps_of_a_restart():
