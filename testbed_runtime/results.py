@@ -15,7 +15,6 @@ from testbed_runtime.core.documents import (
     RECOVERY_FILE,
     TIMESERIES_FILE,
     VERDICT_FILE,
-    versioned,
 )
 from testbed_runtime.core.errors import HeadgateError, UserError, first_line
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS, METRICS
@@ -59,10 +58,10 @@ def _impossible(rows: Sequence[Mapping[str, Any]], manifest: RunManifest) -> str
     return ""
 
 
-def read_series(folder: Path) -> dict[str, Any]:
+def read_series(folder: Path) -> Timeseries:
     """Read a run's timeseries.json. Without trials if it is missing. Raises HeadgateError when it is damaged."""
-    found: dict[str, Any]
-    found, _ = _result(folder, TIMESERIES_FILE, Timeseries, versioned({"trials": []}))
+    found: Timeseries
+    _, found = _result(folder, TIMESERIES_FILE, Timeseries, Timeseries())
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +11,7 @@ from testbed_runtime.checking.common import Floats, group_starts, windows
 from testbed_runtime.checking.latency import merged_buckets
 from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.judgement.series import ChannelWait, CreditWaits, Heat, Load, VertexLoad
 from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
@@ -32,7 +32,7 @@ def columns(edges: Ints) -> Ints:
     return np.append(edges[:-1:every], edges[-1])
 
 
-def heat(latency: pa.Table, edges: Ints) -> dict[str, Any]:
+def heat(latency: pa.Table, edges: Ints) -> Heat:
     """Return the records of each column per latency row: `bounds_s` are upper bounds of the rows, from `low_s` on.
 
     Rows without records at either end are left out; empty without latency."""
@@ -44,14 +44,14 @@ def heat(latency: pa.Table, edges: Ints) -> dict[str, Any]:
     counts = np.add.reduceat(sums, np.arange(0, len(LATENCY_BOUNDS_NS) + 1, MERGED), axis=1)
     used = np.flatnonzero(counts.sum(axis=0))
     if not len(used):
-        return {}
+        return Heat()
     first, last = int(used[0]), int(used[-1]) + 1
-    return {
-        "starts_s": _since(cuts[:-1], cuts[0]),
-        "low_s": _upper(first * MERGED - 1) if first else 0.0,
-        "bounds_s": [_upper(row * MERGED + MERGED - 1) for row in range(first, last)],
-        "columns": counts[:, first:last].tolist(),
-    }
+    return Heat(
+        starts_s=_since(cuts[:-1], cuts[0]),
+        low_s=_upper(first * MERGED - 1) if first else 0.0,
+        bounds_s=[_upper(row * MERGED + MERGED - 1) for row in range(first, last)],
+        columns=counts[:, first:last].tolist(),
+    )
 
 
 def _upper(bucket: int) -> float:
@@ -63,7 +63,7 @@ def _since(times: Ints, start: int) -> list[float]:
     return [round(float(t - start) / NS, 3) for t in times]
 
 
-def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
+def vertex_load(tasks: pa.Table, edges: Ints) -> Load:
     """Return for each vertex and column how long its busiest subtask was busy and its most back-pressured one
     back-pressured, as shares."""
     cuts = columns(edges)
@@ -74,8 +74,8 @@ def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
         for key, values in (("busy", busy), ("backpressured", pressed)):
             known[key] = np.fmax(known.get(key, np.full(len(cuts) - 1, np.nan)), values)
     shares = {name: {key: _shares(of) for key, of in own.items()} for name, own in found.items()}
-    drawn = [{"vertex": vertex, **shares[vertex]} for vertex in vertices if vertex in shares]
-    return {"starts_s": _since(cuts[:-1], cuts[0]) if found else [], "vertices": drawn}
+    drawn = [VertexLoad(vertex=vertex, **shares[vertex]) for vertex in vertices if vertex in shares]
+    return Load(_since(cuts[:-1], cuts[0]) if found else [], drawn)
 
 
 def _attempts(tasks: pa.Table, cuts: Ints) -> Iterator[tuple[str, Floats, Floats]]:
@@ -102,18 +102,16 @@ def _shares(values: Floats) -> list[float | None]:
     return [round(float(min(max(v, 0.0), 1.0)), 3) if np.isfinite(v) else None for v in values]
 
 
-def credit_waits(trial: Trial) -> dict[str, Any]:
+def credit_waits(trial: Trial) -> CreditWaits:
     """Return the channels that waited longest for credit, from the waits of that kind: seconds, number, longest wait."""
     waits = [row for row in trial.rows("waits") if row["kind"] == "credit"]
     sums = grouped(((row["who"], row["what"]), (row["t_ns"] - row["start_ns"]) / NS) for row in waits)
     ranked = sorted(sums.items(), key=lambda item: (-sum(item[1]), item[0]))
-    return {
-        "channels": [
-            {"who": who, "what": what, "seconds": round(sum(found), 4), "count": len(found), "longest_s": round(max(found), 4)}
-            for (who, what), found in ranked[:CHANNELS_MAX]
-        ],
-        "more": max(len(ranked) - CHANNELS_MAX, 0),
-    }  # fmt: skip
+    channels = [
+        ChannelWait(who, what, round(sum(found), 4), len(found), round(max(found), 4))
+        for (who, what), found in ranked[:CHANNELS_MAX]
+    ]
+    return CreditWaits(channels, max(len(ranked) - CHANNELS_MAX, 0))
 
 
 def progress_curves(trial: Trial, entry: TrialEntry, edges: Ints) -> dict[str, list[float | None]]:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from testbed_runtime.checking.common import data, task_series
 from testbed_runtime.checking.faults import sent_again_ns_of
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, rate_curve, vertex_load
 from testbed_runtime.core.judgement.quantities import seconds
+from testbed_runtime.core.judgement.series import FaultSeen, Mark, Span, TrialSeries
 from testbed_runtime.core.trial.manifest import FaultEntry, TrialEntry
 from testbed_runtime.history.columns import Ints, filled_buckets, ints, parsed, targets_in
 from testbed_runtime.history.schema import Trial
@@ -33,34 +35,33 @@ _MARKED_EVENTS = (
 _FINAL_FAULT_STATES = ("clean", "residue", "failed", "voided")
 
 
-def trial_timeseries(trial: Trial, entry: TrialEntry) -> dict[str, Any]:
-    """Return the trial's entry in timeseries.json. `entry` is the trial's entry in manifest.json.
-
-    Times are seconds since the start of the trial's first phase. A bin without data is None."""
+def trial_timeseries(trial: Trial, entry: TrialEntry) -> TrialSeries:
+    """Return what the report draws of a trial. A bin without data is None."""
     start, end = _limits(trial, entry)
     edges = np.arange(start, max(end, start + 1) + BIN_NS, BIN_NS, dtype=np.int64)[: BINS_MAX + 1]
     p50, p99 = _latency(trial.table("latency"), edges)
     events, faults, tasks = trial.rows("events"), trial.rows("faults"), trial.table("tasks")
-    return {
-        "trial": trial.trial,
-        "start_ns": start,
-        "heat": heat(trial.table("latency"), edges),
-        "load": vertex_load(tasks, edges),
-        "credit": credit_waits(trial),
-        "bin_s": BIN_NS / 1e9,
-        "bins": [float(t - start) / 1e9 for t in edges[:-1]],
-        "series": {
+    marks = _event_marks(events, start, end) + _checkpoint_marks(trial.rows("checkpoints"), start)
+    return TrialSeries(
+        trial=trial.trial,
+        start_ns=start,
+        heat=heat(trial.table("latency"), edges),
+        load=vertex_load(tasks, edges),
+        credit=credit_waits(trial),
+        bin_s=BIN_NS / 1e9,
+        bins=[float(t - start) / 1e9 for t in edges[:-1]],
+        series={
             "throughput": rate_curve([(s.t_ns, s.records_in) for s in task_series(trial, "sink")], edges),
             "emitted": rate_curve([(s.t_ns, s.records_out) for s in task_series(trial, "source")], edges),
             **progress_curves(trial, entry, edges),
             "latency_p50_s": p50,
             "latency_p99_s": p99,
         },
-        "spans": _phase_spans(entry, start) + _fault_spans(faults, start, end) + _failovers(events, start, end),
-        "marks": (_event_marks(events, start, end) + _checkpoint_marks(trial.rows("checkpoints"), start))[:MARKS_MAX],
-        "faults": _faults(faults, entry),
-        "problems": list(trial.problems),
-    }  # fmt: skip
+        spans=_phase_spans(entry, start) + _fault_spans(faults, start, end) + _failovers(events, start, end),
+        marks=marks[:MARKS_MAX],
+        faults=_faults(faults, entry),
+        problems=list(trial.problems),
+    )
 
 
 def _limits(trial: Trial, entry: TrialEntry) -> tuple[int, int]:
@@ -103,24 +104,18 @@ def _since(moment: int, start: int) -> float:
     return round((moment - start) / 1e9, 4)
 
 
-def _span(kind: str, name: str, times: tuple[int, int], start: int, text: str = "") -> dict[str, Any]:
+def _span(kind: str, name: str, times: tuple[int, int], start: int, text: str = "") -> Span:
     begun, ended = times
-    return {
-        "kind": kind,
-        "name": name,
-        "start_s": _since(begun, start),
-        "end_s": _since(ended, start),
-        "text": text,
-    }
+    return Span(kind, name, _since(begun, start), _since(ended, start), text)
 
 
-def _phase_spans(entry: TrialEntry, start: int) -> list[dict[str, Any]]:
+def _phase_spans(entry: TrialEntry, start: int) -> list[Span]:
     failed = entry.job_state in ("FAILED", "CANCELED")
     named = [("ended" if failed and p.name == "drain" else p.name, p) for p in entry.phases]
     return [_span("phase", name, (phase.start_ns, phase.end_ns), start) for name, phase in named]
 
 
-def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
+def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[Span]:
     """Return one span per fault: the effect, from `injected` to its end, which is the first of `ended`, `clean`, `residue`, `failed`,
     `voided`, and until TCP has sent again what it had lost."""
     begun: dict[str, tuple[int, str]] = {}
@@ -139,7 +134,7 @@ def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dic
     ]
 
 
-def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
+def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[Span]:
     """Return one span per restart, from `failover.started` to `failover.deployed` or the end of the trial."""
     deployed = {e["subject"]: e["t_ns"] for e in events if e["kind"] == "failover.deployed"}
     restarts = [(e, e["subject"]) for e in events if e["kind"] == "failover.started"]
@@ -155,7 +150,7 @@ def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[dict[
     ]
 
 
-def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
+def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[Mark]:
     marks = []
     for event in events:
         if event["kind"] not in _MARKED_EVENTS or not start <= event["t_ns"] <= end:
@@ -163,32 +158,30 @@ def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dic
         to = data(event).get("to") if event["kind"] == "job.state" else None
         words = event["subject"] if to is None else f"job: {to}"  # a trial has one, whose id says nothing
         text = f"{words}. {event['text']}"[:TEXT_MAX] if event["text"] else words
-        marks.append({"kind": event["kind"], "t_s": _since(event["t_ns"], start), "text": text})
+        marks.append(Mark(event["kind"], _since(event["t_ns"], start), text))
     return marks
 
 
-def _checkpoint_marks(checkpoints: list[dict[str, Any]], start: int) -> list[dict[str, Any]]:
+def _checkpoint_marks(checkpoints: list[dict[str, Any]], start: int) -> list[Mark]:
     marks = []
     for row in checkpoints:
         if row["state"] in ("completed", "failed") and row["t_ns"] >= start:
             text = f"checkpoint {row['checkpoint']} {row['state']}"
             text += f" after {seconds(row['duration_ns'] / 1e9)}" if row["duration_ns"] else ""
             text += f": {row['reason']}" if row["reason"] else ""
-            marks.append(
-                {"kind": f"checkpoint.{row['state']}", "t_s": _since(row["t_ns"], start), "text": text}
-            )
+            marks.append(Mark(f"checkpoint.{row['state']}", _since(row["t_ns"], start), text))
     return marks
 
 
-def _faults(faults: list[dict[str, Any]], entry: TrialEntry) -> list[dict[str, Any]]:
-    """Return one row per fault: what the manifest requested and what the history recorded."""
+def _faults(faults: list[dict[str, Any]], entry: TrialEntry) -> list[FaultSeen]:
+    """Return each fault: what the manifest requested and what the history recorded."""
     asked = {fault.name: fault for fault in entry.faults}
     names = [*asked, *sorted({r["fault"] for r in faults} - set(asked))]
     rows = {name: [r for r in faults if r["fault"] == name] for name in names}
     return [_one_fault(name, asked.get(name), own) for name, own in rows.items()]
 
 
-def _one_fault(name: str, asked: FaultEntry | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _one_fault(name: str, asked: FaultEntry | None, rows: list[dict[str, Any]]) -> FaultSeen:
     measured: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for row in rows:
@@ -200,24 +193,19 @@ def _one_fault(name: str, asked: FaultEntry | None, rows: list[dict[str, Any]]) 
     newest = rows[-1] if rows else {}
     targets = list(dict.fromkeys(t for row in rows for t in targets_in(row["targets"]) or ()))
     recorded = next((parsed(r["asked"]) for r in rows if r["asked"]), {})
-    return {
-        "fault": name,
-        "kind": asked.kind if asked else newest.get("kind", ""),
-        "backend": newest.get("backend") or (asked.backend if asked else ""),
-        "why": asked.why if asked else "",
-        "targets": targets or list(asked.targets if asked else ()),
-        "at_s": asked.at_s if asked else None,
-        "before_submit": asked is not None and asked.before_submit,
-        "duration_s": asked.duration_s if asked else None,
-        "asked": recorded or ({"params": asked.params, "direction": asked.direction} if asked else {}),
-        "measured": measured,
-        "after": after,
-        "effect": _effect(rows),
-        "residue": _combined(rows, "clean", "residue"),
-        "text": "; ".join(dict.fromkeys(_text(r) for r in rows if r["text"] and r["state"] != "asked"))[
-            :TEXT_MAX
-        ],
-    }
+    texts = dict.fromkeys(_text(r) for r in rows if r["text"] and r["state"] != "asked")
+    found = FaultSeen.planned(asked) if asked else FaultSeen(fault=name, kind=newest.get("kind", ""))
+    return replace(
+        found,
+        backend=newest.get("backend") or found.backend,
+        targets=targets or found.targets,
+        asked=recorded or found.asked,
+        measured=measured,
+        after=after,
+        effect=_effect(rows),
+        residue=_combined(rows, "clean", "residue"),
+        text="; ".join(texts)[:TEXT_MAX],
+    )
 
 
 def _joined(old: Any, new: Any) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from msgspec import to_builtins
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.credit import CREDIT, by_channel
@@ -152,7 +153,7 @@ def _judge(index: int, read: Callable[[], Trial], trials: Sequence[TrialFiles]) 
         trial = read()
         answer = trial_recovery(trial, entry)
         rows, series = trial_metrics(trial, entry, recovery=answer), trial_timeseries(trial, entry)
-        texts = [json.dumps(found, allow_nan=False) for found in (series, answer.to_json())]
+        texts = [json.dumps(found, allow_nan=False) for found in (to_builtins(series), answer.to_json())]
     except HeadgateError as error:
         return _row(index, error=str(error))
     except Exception as error:

@@ -14,7 +14,7 @@ from testbed_runtime.core.judgement.verdict import Judged, Verdict
 from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
-from testbed_runtime.report.model import FULL_TRIALS, TrialView
+from testbed_runtime.report.model import FULL_TRIALS, FaultView, TrialView
 
 FIRST_MAX = 6
 NOTABLE_SLOWDOWN = 1.5
@@ -26,7 +26,7 @@ _GUESS = re.compile(r"\. This (?:is usually caused by|can either mean|indicates)
 def first_things(
     trials: Sequence[TrialView],
     expectations: Sequence[Judged],
-    faults: Sequence[Mapping[str, Any]],
+    faults: Sequence[FaultView],
     entries: Sequence[TrialEntry],
 ) -> list[str]:
     """Return at most FIRST_MAX sentences: what broke, which option cost most, what weakens the result."""
@@ -93,14 +93,14 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
 
 
 def _weak(
-    faults: Sequence[Mapping[str, Any]], entries: Sequence[TrialEntry], undecided: Container[Any]
+    faults: Sequence[FaultView], entries: Sequence[TrialEntry], undecided: Container[Any]
 ) -> Iterable[str]:
     """Yield what weakens the result. `undecided`: the trials of which an expectation already says that they were not drained."""
     for fault in faults:
-        if fault["effect"] != "verified":
-            yield f"Fault {words.named(fault['name'])} in {fault['trial']} was not observed to take effect ({fault['effect']})."
-        if fault["residue"] == "residue":
-            yield f"Fault {words.named(fault['name'])} in {fault['trial']} left residue behind."
+        if fault.effect != "verified":
+            yield f"Fault {words.named(fault.name)} in {fault.trial} was not observed to take effect ({fault.effect})."
+        if fault.residue == "residue":
+            yield f"Fault {words.named(fault.name)} in {fault.trial} left residue behind."
     for entry in entries:
         if entry.voided:
             yield f"Trial {entry.trial} is void and was judged for safety only."
@@ -148,8 +148,8 @@ def limits_of(
         yield "There was no control run, so the effect of the fault cannot be separated from noise of the machine."
     yield from _limits_of_values(metrics)
     for series in (t.series for t in trials if t.series):
-        for problem in series.get("problems") or ():
-            yield f"History of {series['trial']}: {problem}"
+        for problem in series.problems:
+            yield f"History of {series.trial}: {problem}"
     if manifest.environment == "local":
         yield "All processes share one machine: absolute rates and latencies describe it, not a cluster."
     if manifest.environment == "simulation":

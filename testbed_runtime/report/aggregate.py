@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
 
 from msgspec.structs import replace
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
-from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.verdict import Judged
 from testbed_runtime.report.answer import VariantAnswer
-from testbed_runtime.report.model import TrialView
+from testbed_runtime.report.model import FaultView, TrialView
 
 VALUES_SHOWN = 3
 """Maximum different measured values that a merged row lists."""
@@ -30,26 +28,29 @@ def expectations(items: Sequence[Judged]) -> list[Judged]:
     return [_merged(group) for group in grouped((key(item), item) for item in items).values()]
 
 
-def faults(items: Sequence[Row]) -> list[dict[str, Any]]:
+def faults(items: Sequence[FaultView]) -> list[FaultView]:
     """Merge a fault over the trials in which it had the same effect and residue. Its target and its time may differ (`jitter`)."""
 
-    def key(item: Row) -> tuple[Any, ...]:
-        return tuple(item[k] for k in ("name", "kind", "effect", "residue", "backend"))
+    def key(item: FaultView) -> tuple[str, ...]:
+        return (item.name, item.kind, item.effect, item.residue, item.backend)
 
     return [
-        {
-            **group[0],
-            "trial": group[0]["trial"] if len(group) == 1 else f"{len(group)} trials",
-            "when": _when(group),
-            **{k: listed(i[k] for i in group) for k in ("asked", "measured", "after", "text")},
-        }
+        replace(
+            group[0],
+            trial=group[0].trial if len(group) == 1 else f"{len(group)} trials",
+            when=_when(group),
+            asked=listed(item.asked for item in group),
+            measured=listed(item.measured for item in group),
+            after=listed(item.after for item in group),
+            text=listed(item.text for item in group),
+        )
         for group in grouped((key(item), item) for item in items).values()
     ]
 
 
-def _when(group: Sequence[Row]) -> str:
+def _when(group: Sequence[FaultView]) -> str:
     """Return when a fault started, as a range if the trials differ."""
-    texts, times = {str(i["when"]) for i in group}, [float(i["at_s"] or 0) for i in group]
+    texts, times = {item.when for item in group}, [item.at_s or 0.0 for item in group]
     if len(texts) == 1:
         return texts.pop()
     return f"{quantities.seconds(min(times))} to {quantities.seconds(max(times))} after the baseline"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.core.grouping import grouped
@@ -15,12 +13,13 @@ from testbed_runtime.core.judgement.comparison import Comparison
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.series import FaultSeen, Timeseries, TrialSeries
 from testbed_runtime.core.judgement.verdict import RunVerdict, controls_of
 from testbed_runtime.core.options import BY_KEY, Options, equal_values
 from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
-from testbed_runtime.report.model import Cell, PhaseLatency, RunView, Setting, TrialView
+from testbed_runtime.report.model import Cell, FaultView, PhaseLatency, RunView, Setting, TrialView
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 
@@ -28,7 +27,7 @@ LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 def build(
     manifest: RunManifest,
     metrics: Sequence[Row],
-    timeseries: Mapping[str, Any],
+    timeseries: Timeseries,
     verdict: RunVerdict,
     *,
     recoveries: Mapping[str, TrialRecovery] | None = None,
@@ -37,7 +36,7 @@ def build(
     """Build the view. `recoveries` and `comparison` are the files of those names, if the run has them. Missing parts are tolerated, so that an interrupted run still gets a page."""
     spec = manifest.scenario.spec
     entries = manifest.trials
-    series = {s["trial"]: s for s in timeseries.get("trials") or ()}
+    series = {found.trial: found for found in timeseries.trials}
     rows = grouped((row["trial"], row) for row in metrics)
     known, names = recoveries or {}, [entry.trial for entry in entries]
     views = [_trial(e, rows.get(name, []), series.get(name)) for e, name in zip(entries, names, strict=True)]
@@ -84,7 +83,7 @@ def shown(row: Row | None) -> str:
     return bound + quantities.format_value(row["value"], unit)
 
 
-def _trial(entry: TrialEntry, rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
+def _trial(entry: TrialEntry, rows: Sequence[Row], series: TrialSeries | None) -> TrialView:
     state = find(rows, "job.state")
     baseline = find(rows, "throughput.records-per-second", phase="baseline")
     flags = ["void: its fault ended early"] if entry.voided else []
@@ -130,40 +129,37 @@ def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
     return PhaseLatency(phase, words.TRIAL_PHASES[phase][0], rate, latencies)
 
 
-def _faults(
-    entries: Sequence[TrialEntry], series: Mapping[str, Mapping[str, Any]]
-) -> Iterable[Mapping[str, Any]]:
-    """Yield a row for each fault of each fault trial: requested and measured. Without a history, only what was requested."""
+def _faults(entries: Sequence[TrialEntry], series: Mapping[str, TrialSeries]) -> Iterable[FaultView]:
+    """Yield each fault of each fault trial: requested and measured. Without a history, only what was requested."""
     for entry in entries:
         if entry.is_control:
             continue
-        known = series.get(entry.trial, {}).get("faults")
-        for fault in known if known is not None else map(to_builtins, entry.faults):
-            yield {
-                "trial": entry.trial,
-                "name": fault.get("fault") or fault.get("name", ""),
-                "kind": fault.get("kind", ""),
-                "when": _when(fault),
-                "at_s": fault.get("at_s"),
-                "asked": faultwords.asked(fault),
-                "measured": faultwords.measured(fault.get("measured") or {}),
-                "after": faultwords.after(fault.get("after") or {}),
-                "effect": fault.get("effect", "not measured"),
-                "residue": fault.get("residue", "not measured"),
-                "backend": fault.get("backend") or quantities.DASH,
-                "why": fault.get("why") or "",
-                "text": fault.get("text") or "",
-            }
+        known = series.get(entry.trial)
+        for fault in known.faults if known else map(FaultSeen.planned, entry.faults):
+            yield FaultView(
+                trial=entry.trial,
+                name=fault.fault,
+                kind=fault.kind,
+                when=_when(fault),
+                at_s=fault.at_s,
+                asked=faultwords.asked(fault),
+                measured=faultwords.measured(fault.measured),
+                after=faultwords.after(fault.after),
+                effect=fault.effect,
+                residue=fault.residue,
+                backend=fault.backend or quantities.DASH,
+                why=fault.why,
+                text=fault.text,
+            )
 
 
-def _when(fault: Mapping[str, Any]) -> str:
+def _when(fault: FaultSeen) -> str:
     """Say when the fault started, for example `2 s after the baseline`. Empty if that is unknown."""
-    at = fault.get("at_s")
-    if fault.get("before_submit") or (fault.get("asked") or {}).get("before_submit"):
+    if fault.before_submit or fault.asked.get("before_submit"):
         return "from before the job is submitted"
-    if not at:
-        return "" if at is None else "at the end of the baseline"
-    return f"{words.seconds_short(round(float(at), 3))} after the baseline"
+    if not fault.at_s:
+        return "" if fault.at_s is None else "at the end of the baseline"
+    return f"{words.seconds_short(round(fault.at_s, 3))} after the baseline"
 
 
 def _settings(entries: Sequence[TrialEntry]) -> Iterable[Setting]:

@@ -9,6 +9,7 @@ from typing import Any
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.vocabulary import Kind, Parameter, Type
 from testbed_runtime.core.judgement import quantities
+from testbed_runtime.core.judgement.series import FaultSeen
 from testbed_runtime.report import words
 
 SHOWN_PATHS = 2
@@ -32,18 +33,17 @@ COUNTED = {"swallowed": "dropped", "failed": "failed", "given_up": "given up", "
 """Counters of the calls that a fault affected, and how a report names them."""
 
 
-def asked(fault: Mapping[str, Any]) -> str:
-    """Return the sentence of a fault of timeseries.json or the manifest: `8 s pause of tm-2`. See Kind.asked."""
-    requested = fault.get("asked") or {}
-    params = fault.get("params") or requested.get("params") or {}
-    targets = targets_in_words(fault.get("targets") or ())
-    kind = KINDS.get(str(fault.get("kind", "")))
+def asked(fault: FaultSeen) -> str:
+    """Return the request in a sentence: `8 s pause of tm-2`. See Kind.asked."""
+    params = fault.asked.get("params") or {}
+    targets = targets_in_words(fault.targets)
+    kind = KINDS.get(fault.kind)
     if kind is None:
         more = words.mapping(params)
-        return f"{fault.get('kind', '')} of {targets}" + (f" ({more})" if more != quantities.DASH else "")
-    duration = fault.get("duration_s", requested.get("duration_s"))
+        return f"{fault.kind} of {targets}" + (f" ({more})" if more != quantities.DASH else "")
+    duration = fault.asked.get("duration_s") if fault.duration_s is None else fault.duration_s
     lasting = "" if duration is None else words.seconds_short(float(duration))
-    direction = str(requested.get("direction") or fault.get("direction") or "both")
+    direction = str(fault.asked.get("direction") or "both")
     values = {
         "targets": targets,
         "duration": lasting,

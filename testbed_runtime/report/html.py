@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.core.judgement.series import TrialSeries
 from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.report import aggregate, colours, words
 from testbed_runtime.report.answer import (
@@ -27,7 +27,7 @@ from testbed_runtime.report.answer import (
     savings,
 )
 from testbed_runtime.report.latencychart import latency_svg
-from testbed_runtime.report.loadchart import Load, level_of
+from testbed_runtime.report.loadchart import LoadChart, level_of
 from testbed_runtime.report.model import RunView, TrialView
 from testbed_runtime.report.roundsbar import Titled, mean_of, rounds_svg
 from testbed_runtime.report.strips import distributions, strips_svg
@@ -115,7 +115,7 @@ def page(view: RunView) -> str:
         strips=_both(lambda size: strips_svg(found, size, key=f"di-{size.name[0]}")),
         figures=figures,
         legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],
-        shaded={s["kind"] for f in figures if f.timeline and f.view.series for s in f.view.series["spans"]},
+        shaded={s.kind for f in figures if f.timeline and f.view.series for s in f.view.series.spans},
         wait_kinds=list(colours.legend(_wait_kinds(view))),
         wait_style=Markup(colours.style()),  # noqa: S704 - made of declared names
         answers=answers,
@@ -166,14 +166,14 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
     series = trial.series
     timeline = latency = load = Markup("")
     kinds: frozenset[str] = frozenset()
-    if series and series["bins"]:
+    if series and series.bins:
         drawn = Timeline(
             series, key=key, baseline=trial.baseline_rate, recovery=trial.answer, details=not view.compact
         )
         kinds = frozenset(drawn.kinds)
         timeline = _both(drawn.svg, drawn.shapes)
         if not view.compact:
-            vertices = Load(series, key=f"{key}v", end_s=drawn.end)
+            vertices = LoadChart(series, key=f"{key}v", end_s=drawn.end)
             load = _both(vertices.svg, vertices.shapes)
     control = next((t for t in view.trials if t.trial == view.controls.get(trial.variant)), None)
     if not trial.is_control and not view.compact:
@@ -203,19 +203,19 @@ def _wait_kinds(view: RunView) -> set[str]:
     return {segment.kind for recovery in shown for n in recovery.rounds for segment in n.segments}
 
 
-def _samples(series: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _samples(series: TrialSeries) -> Iterator[tuple[str, ...]]:
     """Yield the timeline as one row per second: time, throughput, lag, p50, p99."""
-    every = max(round(SAMPLE_S / series["bin_s"]), 1)
-    values = series["series"]
+    every = max(round(SAMPLE_S / series.bin_s), 1)
+    values = series.series
     rate = values.get("goodput") or values["throughput"]
-    for i in range(0, len(series["bins"]), every):
+    for i in range(0, len(series.bins), every):
         rates, lags, p50s, p99s = (
             [v for v in column[i : i + every] if v is not None]
             for column in (rate, values["lag_s"], values["latency_p50_s"], values["latency_p99_s"])
         )
         mean = quantities.count(round(sum(rates) / len(rates)) if rates else None)
         most = (quantities.seconds(max(known, default=None)) for known in (lags, p50s, p99s))
-        yield f"{series['bins'][i]:.0f} s", mean, *most
+        yield f"{series.bins[i]:.0f} s", mean, *most
 
 
 def _times(ratio: float | None) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from testbed_runtime.core.judgement.series import TrialSeries
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Shapes, Svg, boxes, nice_ticks
 from testbed_runtime.report.timeline import Size
@@ -27,19 +27,18 @@ def level_of(share: float) -> str:
     return "HIGH" if share > LEVELS[1][0] else "LOW" if share > LEVELS[0][0] else "OK"
 
 
-class Load:
+class LoadChart:
     """The load of one trial, as shapes that both layouts use."""
 
-    def __init__(self, series: Mapping[str, Any], *, key: str, end_s: float) -> None:
+    def __init__(self, series: TrialSeries, *, key: str, end_s: float) -> None:
         self.key = key
         self.end = end_s
-        self.trial = str(series["trial"])
-        load = series.get("load") or {}
-        self.vertices: Sequence[Mapping[str, Any]] = load.get("vertices") or ()
-        self._starts = [*(load.get("starts_s") or ()), end_s]
+        self.trial = series.trial
+        self.vertices = series.load.vertices
+        self._starts = [*series.load.starts_s, end_s]
         self.shapes = Shapes(key)
         self._drawn = {
-            (vertex["vertex"], kind): self._strip(vertex.get(kind) or ())
+            (vertex.vertex, kind): self._strip(getattr(vertex, kind))
             for vertex in self.vertices
             for kind, _, _ in KINDS
         }
@@ -70,7 +69,7 @@ class Load:
             svg.text(left, y + 13, caption, css="panel-title")
             y += HEAD
             for vertex in self.vertices:
-                name, most = str(vertex["vertex"]), _most(vertex, kind)
+                name, most = vertex.vertex, _most(getattr(vertex, kind))
                 svg.text(left - 8, y + 12, words.shortened(name, room), css="small", anchor="end")
                 title, width = f"{name}: at most {words.percent(most)}", right - left
                 svg.rect(left, y, width, ROW, css="load-none", title=title)
@@ -86,11 +85,11 @@ class Load:
     def describe(self) -> str:
         """Describe the load in words, for screen readers."""
         return "; ".join(
-            f"{v['vertex']}: busy up to {words.percent(_most(v, 'busy'))}, back-pressured up to "
-            f"{words.percent(_most(v, 'backpressured'))} ({level_of(_most(v, 'backpressured'))})"
+            f"{v.vertex}: busy up to {words.percent(_most(v.busy))}, back-pressured up to "
+            f"{words.percent(_most(v.backpressured))} ({level_of(_most(v.backpressured))})"
             for v in self.vertices
         )
 
 
-def _most(vertex: Mapping[str, Any], kind: str) -> float:
-    return max((s for s in vertex.get(kind) or () if s is not None), default=0.0)
+def _most(shares: Sequence[float | None]) -> float:
+    return max((s for s in shares if s is not None), default=0.0)

@@ -78,12 +78,12 @@ def run_markdown(view: RunView) -> str:
         ("trial", "fault", "requested", "measured", "effect", "backend"),
         (
             (
-                f["trial"],
-                f["name"],
-                ", ".join(filter(None, (f["asked"], f["when"]))),
-                f["measured"],
-                f["effect"],
-                f["backend"],
+                f.trial,
+                f.name,
+                ", ".join(filter(None, (f.asked, f.when))),
+                f.measured,
+                f.effect,
+                f.backend,
             )
             for f in found
         ),

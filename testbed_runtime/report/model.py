@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct
 
 from testbed_runtime.core.judgement.comparison import Comparison
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.series import TrialSeries
 from testbed_runtime.core.judgement.verdict import Judged, VariantVerdict, Verdict
 
 FULL_TRIALS = 12
@@ -44,7 +44,7 @@ class TrialView(Struct, frozen=True):
     role: str
     job_state: str
     flags: tuple[str, ...]
-    series: Mapping[str, Any] | None
+    series: TrialSeries | None
     latencies: tuple[PhaseLatency, ...]
     baseline_rate: float | None
     duration_s: float = 0.0
@@ -57,6 +57,24 @@ class TrialView(Struct, frozen=True):
     @property
     def is_control(self) -> bool:
         return self.role == "control"
+
+
+class FaultView(Struct, frozen=True):
+    """A fault of a trial, or of several trials in which it had the same effect and residue, in words."""
+
+    trial: str
+    name: str
+    kind: str
+    when: str
+    at_s: float | None
+    asked: str
+    measured: str
+    after: str
+    effect: str
+    residue: str
+    backend: str
+    why: str
+    text: str
 
 
 class Setting(Struct, frozen=True):
@@ -84,7 +102,7 @@ class RunView(Struct, frozen=True):
     first: tuple[str, ...]
     trials: tuple[TrialView, ...]
     expectations: tuple[Judged, ...]
-    faults: tuple[Mapping[str, Any], ...]
+    faults: tuple[FaultView, ...]
     settings: tuple[Setting, ...]
     environment: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.series import Span, TrialSeries
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import (
     Scale,
@@ -132,7 +132,7 @@ class Timeline:
 
     def __init__(
         self,
-        series: Mapping[str, Any],
+        series: TrialSeries,
         *,
         key: str,
         baseline: float | None = None,
@@ -152,7 +152,7 @@ class Timeline:
     @property
     def kinds(self) -> set[str]:
         """The kinds of marks that this drawing has, for the legend."""
-        return {mark["kind"] for mark in self.series["marks"]} & set(MARK_SHAPES)
+        return {mark.kind for mark in self.series.marks} & set(MARK_SHAPES)
 
     def _panel(self, panel: Panel, baseline: float | None) -> Drawn:
         present = [(n, css) for n, css in panel.lines if _known(self.series, n)]
@@ -181,14 +181,14 @@ class Timeline:
 
     def _heat(self, low: float, high: float) -> Iterable[tuple[str, str]]:
         """Yield the heat map: one path per shade, on the axis of the latency panel."""
-        heat = self.series.get("heat") or {}
-        if not heat:
+        heat = self.series.heat
+        if not heat.columns:
             return
-        y, most = _unit(low, high, log=True), max(max(column) for column in heat["columns"])
-        starts = [*heat["starts_s"], self.end]
-        bounds = [heat["low_s"], *heat["bounds_s"]]
+        y, most = _unit(low, high, log=True), max(max(column) for column in heat.columns)
+        starts = [*heat.starts_s, self.end]
+        bounds = [heat.low_s, *heat.bounds_s]
         cells: dict[int, list[tuple[float, float, float, float]]] = {}
-        for index, column in enumerate(heat["columns"]):
+        for index, column in enumerate(heat.columns):
             left, right = starts[index] / self.end, min(starts[index + 1] / self.end, 1.0)
             for row, count in enumerate(column):
                 top, bottom = y(bounds[row + 1]), y(max(bounds[row], low))
@@ -214,34 +214,33 @@ class Timeline:
             y += drawn.panel.height + PANEL_GAP
         caption = f"seconds since the {_first_phase(self.series)} began"
         svg.time_axis(x, size.time_ticks, bottom, caption, grid=False)
-        title = f"Timeline of trial {self.series['trial']}"
+        title = f"Timeline of trial {self.series.trial}"
         return svg.render(f"{self.key}{size.name[0]}", title, describe(self.series), css=size.name)
 
     def _spans(self, svg: Svg, x: Scale, size: Size, bottom: float) -> None:
         """Draw phases as a strip at the top, and faults and failovers as shading across all panels."""
-        spans = self.series["spans"]
-        for index, span in enumerate(s for s in spans if s["kind"] == "phase"):
-            left, right = x(span["start_s"]), x(span["end_s"])
-            title, meaning = words.TRIAL_PHASES.get(span["name"], (span["name"], ""))
+        spans = self.series.spans
+        for index, span in enumerate(s for s in spans if s.kind == "phase"):
+            left, right = x(span.start_s), x(span.end_s)
+            title, meaning = words.TRIAL_PHASES.get(span.name, (span.name, ""))
             more = f"{title}: {meaning}" if self.details else ""
             svg.rect(left, 0, right - left, LANE - 4, css=f"phase phase-{index % 2}", title=more)
             if text_width(title, size.font) < right - left - 6:
                 svg.text((left + right) / 2, LANE - 8, title, css="small", anchor="middle")
-        for span in (s for s in spans if s["kind"] in ("fault", "failover")):
-            left, right = x(span["start_s"]), x(span["end_s"])
-            words_of = f"{span['name']}: {span['text']} ({span['start_s']:.2f} s to {span['end_s']:.2f} s)"
-            top = LANE if span["kind"] == "fault" else MARK_LINE - 10
-            width, css = max(right - left, 1.5), f"span-{span['kind']}"
+        for span in (s for s in spans if s.kind in ("fault", "failover")):
+            left, right = x(span.start_s), x(span.end_s)
+            words_of = f"{span.name}: {span.text} ({span.start_s:.2f} s to {span.end_s:.2f} s)"
+            top = LANE if span.kind == "fault" else MARK_LINE - 10
+            width, css = max(right - left, 1.5), f"span-{span.kind}"
             svg.rect(left, top, width, bottom - top, css=css, title=words_of)
-        _span_labels(svg, [s for s in spans if s["kind"] == "fault"], x, size)
+        _span_labels(svg, [s for s in spans if s.kind == "fault"], x, size)
 
     def _rounds(self, svg: Svg, x: Scale) -> None:
         """Draw the waits of every recovery as a strip on the time axis."""
-        start = self.series.get("start_ns")
-        if self.recovery is None or start is None:
+        if self.recovery is None:
             return
         for segment in (s for r in self.recovery.recoveries for n in r.rounds for s in n.segments):
-            left, right = (x((t - start) / 1e9) for t in (segment.start_ns, segment.end_ns))
+            left, right = (x((t - self.series.start_ns) / 1e9) for t in (segment.start_ns, segment.end_ns))
             shown = f"{segment.words or segment.kind}: {quantities.seconds(segment.seconds)}"
             width, title = max(right - left, 0.8), shown if self.details else ""
             svg.rect(left, ROUND_LANE, width, ROUND_HEIGHT, css=f"k-{segment.kind}", title=title)
@@ -250,11 +249,11 @@ class Timeline:
         if not self.details:
             self._plain_marks(svg, x)
             return
-        for mark in self.series["marks"]:
-            shape = MARK_SHAPES.get(mark["kind"])
+        for mark in self.series.marks:
+            shape = MARK_SHAPES.get(mark.kind)
             if shape is not None:
-                title = f"{mark['t_s']:.2f} s: {mark['text']}"
-                place = f"translate({x(mark['t_s']):.1f} {MARK_LINE + shape.lane * MARK_LANE:.1f})"
+                title = f"{mark.t_s:.2f} s: {mark.text}"
+                place = f"translate({x(mark.t_s):.1f} {MARK_LINE + shape.lane * MARK_LANE:.1f})"
                 svg.element("path", title=title, d=shape.d, class_=f"mark {shape.css}", transform=place)
 
     def _plain_marks(self, svg: Svg, x: Scale) -> None:
@@ -262,51 +261,51 @@ class Timeline:
         for kind in sorted(self.kinds):
             shape = MARK_SHAPES[kind]
             y = MARK_LINE + shape.lane * MARK_LANE
-            places = [x(m["t_s"]) for m in self.series["marks"] if m["kind"] == kind]
+            places = [x(m.t_s) for m in self.series.marks if m.kind == kind]
             svg.path("".join(f"M{p:.1f} {y:.0f}{shape.d}" for p in places), f"mark {shape.css}")
 
 
-def describe(series: Mapping[str, Any]) -> str:
+def describe(series: TrialSeries) -> str:
     """Describe the timeline in words, for screen readers."""
-    spans = [s for s in series["spans"] if s["kind"] != "phase"]
-    parts = [f"{s['kind']} {s['name']} from {s['start_s']:z.1f} s to {s['end_s']:z.1f} s" for s in spans]
-    done = sum(1 for m in series["marks"] if m["kind"] == "checkpoint.completed")
+    spans = [s for s in series.spans if s.kind != "phase"]
+    parts = [f"{s.kind} {s.name} from {s.start_s:z.1f} s to {s.end_s:z.1f} s" for s in spans]
+    done = sum(1 for m in series.marks if m.kind == "checkpoint.completed")
     return "; ".join([*parts, f"{done} checkpoints completed", f"{_end(series):.1f} s in total"])
 
 
-def thinned(series: Mapping[str, Any], name: str) -> Iterator[tuple[float, float | None]]:
+def thinned(series: TrialSeries, name: str) -> Iterator[tuple[float, float | None]]:
     """Yield (second, value) of each bin, or of groups of bins if there are more than POINTS_MAX.
 
     A group shows its largest lag or latency, and its mean rate."""
-    values, middle = series["series"].get(name) or (), series["bin_s"] / 2
+    values, middle = series.series.get(name, ()), series.bin_s / 2
     every = max(-(-len(values) // POINTS_MAX), 1)
     for start in range(0, len(values), every):
         known = [v for v in values[start : start + every] if v is not None]
         merged = (max(known) if name.endswith("_s") else sum(known) / len(known)) if known else None
-        yield series["bins"][start] + middle * every, merged
+        yield series.bins[start] + middle * every, merged
 
 
-def _first_phase(series: Mapping[str, Any]) -> str:
+def _first_phase(series: TrialSeries) -> str:
     """Name the phase at which the time axis starts."""
-    name = next((s["name"] for s in series["spans"] if s["kind"] == "phase"), "deploy")
+    name = next((s.name for s in series.spans if s.kind == "phase"), "deploy")
     return "deployment" if name == "deploy" else words.TRIAL_PHASES.get(name, (name, ""))[0].lower()
 
 
-def _end(series: Mapping[str, Any]) -> float:
-    last_bin = series["bins"][-1] + series["bin_s"] if series["bins"] else 1.0
-    return float(max([last_bin, *(s["end_s"] for s in series["spans"])]))
+def _end(series: TrialSeries) -> float:
+    last_bin = series.bins[-1] + series.bin_s if series.bins else 1.0
+    return float(max([last_bin, *(s.end_s for s in series.spans)]))
 
 
-def _known(series: Mapping[str, Any], name: str) -> list[float]:
-    return [v for v in series["series"].get(name) or () if v is not None]
+def _known(series: TrialSeries, name: str) -> list[float]:
+    return [v for v in series.series.get(name, ()) if v is not None]
 
 
-def _span_labels(svg: Svg, faults: Sequence[Mapping[str, Any]], x: Scale, size: Size) -> None:
+def _span_labels(svg: Svg, faults: Sequence[Span], x: Scale, size: Size) -> None:
     """Write each fault's name at its start, or after the names that are there already, within the drawing."""
     labels: list[tuple[float, list[str]]] = []
     free_from, end = size.left, size.width - size.right
-    for span in sorted(faults, key=lambda s: s["start_s"]):
-        left, name = x(span["start_s"]) + 4, str(span["name"])
+    for span in sorted(faults, key=lambda s: s.start_s):
+        left, name = x(span.start_s) + 4, span.name
         if labels and left < free_from:
             left, names = labels[-1]
             names.append(name)

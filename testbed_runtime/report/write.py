@@ -14,6 +14,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict
 from testbed_runtime.core.trial.manifest import RunManifest, ScenarioEntry
 from testbed_runtime.files import read_document, write_whole
@@ -33,14 +34,14 @@ def write_report(
     *,
     manifest: RunManifest,
     metrics: Sequence[Document],
-    timeseries: Document,
+    timeseries: Timeseries,
     verdict: RunVerdict,
     inconclusive: str = "skip",
 ) -> Path:
     """Write `report.html`, `report.md` and `junit.xml` into `folder` and return the path of the page.
 
     `recovery.json` and `comparison.json` are read from `folder`, if they exist. Without metrics, `recovery.json` is not read,
-    because it is from an earlier evaluation. `metrics` holds the rows of metrics.json; `timeseries` is the file of that name.
+    because it is from an earlier evaluation. `metrics` holds the rows of metrics.json.
     `inconclusive` says how junit.xml reports an Inconclusive expectation (`skip`, `error`, `fail`, `pass`).
     """
     view = build(
@@ -74,7 +75,7 @@ def _refused(name: str, why: str) -> RunView:
     judged = Judged(text=text, verdict=Verdict.ERROR, measured=why, implied=True)
     scenario = ScenarioEntry(metadata={"name": name})
     verdict = RunVerdict(verdict=Verdict.ERROR, summary=why, judged=(judged,))
-    return build(RunManifest(run="", expectations={}, scenario=scenario), [], {}, verdict)
+    return build(RunManifest(run="", expectations={}, scenario=scenario), [], Timeseries(), verdict)
 
 
 def _read(run: Path) -> RunView:

@@ -18,6 +18,7 @@ from testbed_runtime.core.judgement.metrics import (
     NOT_ENOUGH_TRIALS,
     RUN_FAILED,
 )
+from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
 from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.history.manifest import read_manifest
@@ -119,7 +120,7 @@ def conclude(
     from testbed_runtime.report.answer import answer_lines
 
     # without rows, the other results are those of an earlier evaluation
-    series, recoveries = (read_series(folder), read_recoveries(folder)) if rows else ({}, {})
+    series, recoveries = (read_series(folder), read_recoveries(folder)) if rows else (Timeseries(), {})
     answer = tuple(answer_lines(manifest.trials, recoveries))
     verdict = replace(verdict_of(manifest, rows, error=error), answer=answer)
     write_json(folder / VERDICT_FILE, verdict.to_json())

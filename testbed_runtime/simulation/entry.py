@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
@@ -23,6 +25,7 @@ from testbed_runtime.core.documents import (
     versioned,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.series import TrialSeries
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import Trial
@@ -42,7 +45,7 @@ class DirectEvaluator:
         manifest = read_manifest(folder)
         entries = [entry for entry in manifest.trials if entry.trial in trials]
         rows: list[dict[str, Any]] = []
-        series: list[dict[str, Any]] = []
+        series: list[TrialSeries] = []
         answers: dict[str, Any] = {}
         traced: list[list[dict[str, Any]]] = []
 
@@ -71,7 +74,7 @@ class DirectEvaluator:
         write_json(folder / RECOVERY_FILE, answers)
         write_json(folder / TRACE_FILE, trace(traced))
         write_json(folder / METRICS_FILE, rows)
-        write_json(folder / TIMESERIES_FILE, versioned({"trials": series}))
+        write_json(folder / TIMESERIES_FILE, versioned({"trials": to_builtins(series)}))
         return rows
 
 

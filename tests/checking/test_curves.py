@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from testbed_runtime.checking.busyness import TaskTimes, sampled_within, source_waits
 from testbed_runtime.checking.common import Window
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies, merge_sinks, shows
 from testbed_runtime.checking.load import credit_waits, heat, vertex_load
+from testbed_runtime.core.judgement.series import Heat
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 from tests.checking.written import NS, Written, at, event, sample, wait, wrote
 
@@ -185,7 +187,7 @@ def test_sampled_back_pressure_is_a_share_of_all_samples_of_a_subtask(rounds: An
 def test_channels_are_ranked_by_their_waits_for_credit(spans: list[tuple[str, int, int]]):
     """Equal ones by their names. Other waits do not count."""
     rows = [wait("credit", who, what="b", start=start, t=start + length) for who, start, length in spans]
-    found = credit_waits(wrote(*rows, wait("slot", "z", start=0, t=9)))
+    found = to_builtins(credit_waits(wrote(*rows, wait("slot", "z", start=0, t=9))))
     own = {who: [length for other, _, length in spans if other == who] for who, *_ in spans}
     ranked = sorted(own, key=lambda who: (-sum(own[who]), who))
     assert found == {
@@ -198,10 +200,10 @@ def test_channels_are_ranked_by_their_waits_for_credit(spans: list[tuple[str, in
 def test_a_heat_map_has_every_record_once(rows: Windowed, bins: int):
     """In the column of the middle of its window, if that is before the last edge."""
     edges = np.asarray([at(n * QUARTER * 2) for n in range(bins + 1)], dtype=np.int64)
-    found = heat(latencies(rows).table("latency"), edges)
+    found = to_builtins(heat(latencies(rows).table("latency"), edges))
     inside = [(n // 2, counts) for _, n, counts in rows if n // 2 < bins and any(counts)]
     if not inside:
-        assert found == {}
+        assert found == to_builtins(Heat())
         return
     used = [b // 3 for _, counts in inside for b, count in enumerate(counts) if count]
     expected = [[sum(count for m, counts in inside if m == n for b, count in enumerate(counts) if b // 3 == row) for row in range(min(used), max(used) + 1)] for n in range(bins)]  # fmt: skip
@@ -217,8 +219,10 @@ def test_a_heat_map_has_every_record_once(rows: Windowed, bins: int):
 def test_the_load_of_a_column_is_that_of_the_worst_attempt(steps: Any, bins: int):
     """An attempt has no load before its first and after its last sample, or with one sample."""
     rows = [(task, n, t, b * NS // 4, p * NS // 4) for task, n, t, b, p in grown(steps)]
-    found = vertex_load(
-        wrote(*tasks(rows)).table("tasks"), np.asarray([at(n) for n in range(bins + 1)], dtype=np.int64)
+    found = to_builtins(
+        vertex_load(
+            wrote(*tasks(rows)).table("tasks"), np.asarray([at(n) for n in range(bins + 1)], dtype=np.int64)
+        )
     )
     expected: dict[str, dict[str, list[float | None]]] = {}
     for task, n in sorted({row[:2] for row in rows}):

@@ -40,9 +40,9 @@ def test_targets_and_paths_of_all_agents_stand_side_by_side():
         ],
         ENTRY,
     )
-    assert fault["targets"] == ["tm-2", "tm-3"]
-    assert list(fault["measured"]["paths"]) == ["tm-2->tm-0/data", "tm-3->tm-0/data"]
-    assert (fault["effect"], fault["residue"]) == ("verified", "clean")
+    assert fault.targets == ["tm-2", "tm-3"]
+    assert list(fault.measured["paths"]) == ["tm-2->tm-0/data", "tm-3->tm-0/data"]
+    assert (fault.effect, fault.residue) == ("verified", "clean")
 
 
 def test_one_agent_that_saw_no_effect_is_not_hidden_by_the_next():
@@ -51,15 +51,15 @@ def test_one_agent_that_saw_no_effect_is_not_hidden_by_the_next():
         [row("tm-2", "unverified"), row("tm-3", "verified"), row("tm-2", "residue"), row("tm-3", "clean")],
         ENTRY,
     )
-    assert (fault["effect"], fault["residue"]) == ("unverified", "residue")
+    assert (fault.effect, fault.residue) == ("unverified", "residue")
 
 
 def test_an_agent_may_correct_itself():
     """The last state counts; a fault without rows is not measured."""
     (fault,) = _faults([row("tm-2", "unverified"), row("tm-2", "verified")], ENTRY)
-    assert fault["effect"] == "verified"
+    assert fault.effect == "verified"
     (silent,) = _faults([], ENTRY)
-    assert (silent["targets"], silent["effect"]) == (["tm-2", "tm-3"], "not measured")
+    assert (silent.targets, silent.effect) == (["tm-2", "tm-3"], "not measured")
 
 
 @pytest.mark.parametrize(

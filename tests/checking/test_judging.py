@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.metrics import trial_metrics
@@ -172,7 +173,7 @@ def judged(trial: Trial, entry: TrialEntry) -> str:
     """Return everything that is computed of a trial, as it is written."""
     answer = trial_recovery(trial, entry)
     rows = trial_metrics(trial, entry, recovery=answer)
-    found = [answer.to_json(), rows, trial_timeseries(trial, entry), trace_events(trial, answer)]
+    found = [answer.to_json(), rows, to_builtins(trial_timeseries(trial, entry)), trace_events(trial, answer)]
     return json.dumps(found, allow_nan=False)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.checking.load import (
     COLUMNS_MAX,
@@ -17,6 +18,7 @@ from testbed_runtime.checking.load import (
     progress_curves,
     vertex_load,
 )
+from testbed_runtime.core.judgement.series import Heat
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 from tests.checking.conftest import NS, History, at, entry
 
@@ -46,8 +48,11 @@ def latency(*rows: tuple[float, dict[int, int]]) -> pa.Table:
 
 def test_a_heat_map_has_three_buckets_a_row():
     """A window counts where its middle is. Rows without records below the lowest and above the highest are left out."""
-    found = heat(
-        latency((9.8, {0: 9}), (10.4, {3: 1, 5: 2}), (10.6, {11: 4}), (11.9, {0: 9}), (11.8, {3: 1})), EDGES
+    found = to_builtins(
+        heat(
+            latency((9.8, {0: 9}), (10.4, {3: 1, 5: 2}), (10.6, {11: 4}), (11.9, {0: 9}), (11.8, {3: 1})),
+            EDGES,
+        )
     )
     bounds = [LATENCY_BOUNDS_NS[bucket] / NS for bucket in (2, 5, 8, 11)]
     assert found == {
@@ -59,11 +64,11 @@ def test_a_heat_map_has_three_buckets_a_row():
 def test_the_ends_of_a_heat_map_are_those_of_the_buckets():
     """It begins at 0 with the first bucket. The last bucket has no bound, so its row ends where the others do."""
     last = len(LATENCY_BOUNDS_NS)
-    found = heat(latency((10.0, {0: 1, last: 1})), EDGES)
+    found = to_builtins(heat(latency((10.0, {0: 1, last: 1})), EDGES))
     assert (found["low_s"], found["bounds_s"][0]) == (0.0, LATENCY_BOUNDS_NS[2] / NS)
     assert found["bounds_s"][-1] == LATENCY_BOUNDS_NS[-1] / NS
     assert (found["columns"][0][0], found["columns"][0][-1]) == (1, 1)
-    assert heat(latency((9.0, {0: 1})), EDGES) == {}
+    assert heat(latency((9.0, {0: 1})), EDGES) == Heat()
 
 
 def tasks(*rows: tuple[float, str, int, float, float]) -> pa.Table:
@@ -92,17 +97,17 @@ def test_the_load_is_the_growth_of_the_counters_as_a_share_of_the_time(
     case: str, rows: list[Any], busy: list[float | None], pressed: list[float | None]
 ):
     """None where no subtask ran."""
-    found = vertex_load(tasks(*rows), EDGES)
+    found = to_builtins(vertex_load(tasks(*rows), EDGES))
     assert found["starts_s"] == [0.0, 0.5, 1.0, 1.5]
     assert found["vertices"] == [{"vertex": "a", "busy": busy, "backpressured": pressed}], case
 
 
 def test_an_attempt_with_one_sample_has_no_load():
     """Nothing is known of its time. Vertices keep the order of their first samples, and have a limit."""
-    assert vertex_load(tasks((10, "a-0", 0, 1, 1)), EDGES) == {"starts_s": [], "vertices": []}
-    assert vertex_load(tasks(), EDGES) == {"starts_s": [], "vertices": []}
+    assert to_builtins(vertex_load(tasks((10, "a-0", 0, 1, 1)), EDGES)) == {"starts_s": [], "vertices": []}
+    assert to_builtins(vertex_load(tasks(), EDGES)) == {"starts_s": [], "vertices": []}
     many = [(t, f"v{n:02}-0", 0, 0.0, 0.0) for n in reversed(range(VERTICES_MAX + 1)) for t in (10, 12)]
-    found = [v["vertex"] for v in vertex_load(tasks(*many), EDGES)["vertices"]]
+    found = [v["vertex"] for v in to_builtins(vertex_load(tasks(*many), EDGES))["vertices"]]
     assert found == [f"v{n:02}" for n in range(VERTICES_MAX, 0, -1)]
 
 
@@ -117,7 +122,7 @@ def test_the_waits_for_credit_of_a_channel_add_up():
     ):
         history.wait("credit", who, what, (start, end))
     history.wait("restart-delay", "JobMaster", "", (0, 9))
-    assert credit_waits(history.trial()) == {
+    assert to_builtins(credit_waits(history.trial())) == {
         "channels": [
             {"who": "c", "what": "x", "seconds": 3.0, "count": 1, "longest_s": 3.0},
             {"who": "a", "what": "x", "seconds": 1.0, "count": 1, "longest_s": 1.0},
@@ -125,7 +130,7 @@ def test_the_waits_for_credit_of_a_channel_add_up():
         ],
         "more": 0,
     }
-    assert credit_waits(History().trial()) == {"channels": [], "more": 0}
+    assert to_builtins(credit_waits(History().trial())) == {"channels": [], "more": 0}
 
 
 def curves(*rows: tuple[float, str, int, float]) -> dict[str, list[float | None]]:
@@ -163,7 +168,7 @@ def test_curves_are_as_exact_as_a_drawing_can_show():
     """Milliseconds of a column, a thousandth of a share, a tenth of a record per second, a tenth of a millisecond of lag."""
     edges = np.asarray([at(10), at(10.1234567), at(11)], dtype=np.int64)
     rows = tasks((10, "a-0", 0, 0, 0), (13, "a-0", 0, 1, 1))
-    assert vertex_load(rows, edges) == {
+    assert to_builtins(vertex_load(rows, edges)) == {
         "starts_s": [0.0, 0.123], "vertices": [{"vertex": "a", "busy": [0.333] * 2, "backpressured": [0.333] * 2}],
     }  # fmt: skip
     found = curves((10.4, "sink-0", 0, 0), (10.55, "sink-0", 10, 0.123456), (10.7, "sink-0", 20, 0.123456))

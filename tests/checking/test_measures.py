@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.checking.baseline import (
@@ -344,7 +345,7 @@ def test_a_partition_is_shown_until_tcp_has_sent_again_what_it_lost(
     entry = trial_entry(
         {"phases": [{"name": "observation", "start_ns": history.at(0), "end_ns": history.at(4)}]}
     )
-    _, cut = trial_timeseries(built.trial(), entry)["spans"]
+    _, cut = to_builtins(trial_timeseries(built.trial(), entry))["spans"]
     assert (cut["name"], cut["start_s"], cut["end_s"]) == ("cut", 1.0, end_s)
 
 
@@ -361,7 +362,7 @@ def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
             "faults": [{"name": "asked", "kind": "k", "params": {"p": 1}, "at_s": 3, "targets": ["tm-9"]}],
         }
     )
-    found = trial_timeseries(rich(history), entry)
+    found = to_builtins(trial_timeseries(rich(history), entry))
     assert found["bins"] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
     assert found["series"]["throughput"] == [200.0, 200.0, 0.0, 0.0, 0.0, None]
     assert found["series"]["emitted"] == [None] * 6
@@ -439,7 +440,7 @@ def test_a_bin_with_few_records_shows_their_maximum(history: Any):
     entry = trial_entry(
         {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(0.5)}]}
     )
-    series = trial_timeseries(built.trial(), entry)["series"]
+    series = to_builtins(trial_timeseries(built.trial(), entry))["series"]
     most = round((LATENCY_BOUNDS_NS[5] - 7) / NS, 6)
     low, high = LATENCY_BOUNDS_NS[4] / NS, LATENCY_BOUNDS_NS[5] / NS
     assert series["latency_p99_s"][0] == most
@@ -480,13 +481,13 @@ def test_curves_last_as_long_as_any_subtask(history: Any):
     entry = trial_entry(
         {"phases": [{"name": "baseline", "start_ns": history.at(0), "end_ns": history.at(3)}]}
     )
-    found = trial_timeseries(built.trial(), entry)
+    found = to_builtins(trial_timeseries(built.trial(), entry))
     assert [v is None for v in found["series"]["goodput"]][:12] == [False] * 9 + [True] * 3
     edges = np.asarray([history.at(t) for t in (0, 1)], dtype=np.int64)
     two = history.empty()
     for t in (0, 1):
         two.add("tm-0-1", "tasks", t, task="map-0", vertex="map", busy_ns=t * NS // 2)
-    assert vertex_load(two.trial().table("tasks"), edges)["vertices"][0]["busy"] == [0.5]
+    assert vertex_load(two.trial().table("tasks"), edges).vertices[0].busy == [0.5]
 
 
 def test_the_supersteps_of_an_iteration_are_those_of_its_last_attempt(history: Any):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import trial_recovery
@@ -407,7 +408,7 @@ def test_marks_lie_within_the_phases(history: Any):
     for t, kind in ((-1, "note"), (1, "gate.connected"), (2, "note"), (30, "note")):
         built.event(kind, f"{kind} at {t}", t)
     built.event("job.state", "job", 3, text="why", data={"to": "RUNNING"})
-    found = trial_timeseries(built.trial(), history.entry())
+    found = to_builtins(trial_timeseries(built.trial(), history.entry()))
     assert [(e["t_s"], e["text"]) for e in found["marks"]] == [(2.0, "note at 2"), (3.0, "job: RUNNING. why")]
     assert [(s["name"], s["start_s"], s["end_s"]) for s in found["spans"]][:2] == [
         ("warmUp", 0.0, 2.0),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.checking import reduced
 from testbed_runtime.checking.common import Window
@@ -28,7 +29,9 @@ PLANS = {plan.trial: plan for plan in synthetic.PLANS}
 
 
 def answers(trial: Trial, entry: TrialEntry) -> str:
-    return json.dumps([trial_metrics(trial, entry), trial_timeseries(trial, entry)], sort_keys=True)
+    return json.dumps(
+        [trial_metrics(trial, entry), to_builtins(trial_timeseries(trial, entry))], sort_keys=True
+    )
 
 
 def in_parts(trial: Trial, pieces: int, seed: int) -> Trial:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.checking.timeseries import MARKS_MAX, TEXT_MAX, trial_timeseries
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
@@ -22,7 +23,7 @@ ENTRY = {
 
 def series(history: History, **more: Any) -> dict[str, Any]:
     """The entry of a trial in timeseries.json."""
-    return trial_timeseries(history.trial(), trial_entry(ENTRY, **more))
+    return to_builtins(trial_timeseries(history.trial(), trial_entry(ENTRY, **more)))
 
 
 def spans(history: History, kind: str) -> list[tuple[str, float, float, str]]:
@@ -45,9 +46,9 @@ def test_a_trial_without_phases_lasts_from_its_first_row_to_its_last():
     history.event("note", t=5.0)
     history.add("tm-0-1", "tasks", 4.5, task="sink-0", role="sink")
     history.event("note", t=4.75)
-    found = trial_timeseries(history.trial(), trial_entry())
+    found = to_builtins(trial_timeseries(history.trial(), trial_entry()))
     assert (found["start_ns"], found["bins"]) == (at(4.5), [0.0, 0.25])
-    empty = trial_timeseries(History().trial(), trial_entry())
+    empty = to_builtins(trial_timeseries(History().trial(), trial_entry()))
     assert (empty["start_ns"], empty["bins"]) == (0, [0.0])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.cli import exits
@@ -31,7 +32,7 @@ SAFE = (
 def series() -> dict[str, Any]:
     """The drawings of a trial as numbers."""
     plan = synthetic.PLANS[1]
-    found: dict[str, Any] = trial_timeseries(synthetic.history(plan), synthetic.entry(plan))
+    found: dict[str, Any] = to_builtins(trial_timeseries(synthetic.history(plan), synthetic.entry(plan)))
     return found | {"trial": TRIAL}
 
 

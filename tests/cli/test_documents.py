@@ -404,7 +404,7 @@ def test_deployments_to_a_lost_taskmanager_use_up_the_restart_attempts_as_in_fli
     path.write_text(path.read_text().replace("{running: sink,", "{running: source,"))
     result = running.simulate_loaded(loading.load(path), out=tmp_path, quiet=True)
     assert result.verdict.verdict == "Fail"
-    assert "fixed-delay.attempts" in json.dumps(result.verdict)
+    assert "fixed-delay.attempts" in json.dumps(result.verdict.to_json())
 
 
 @pytest.mark.parametrize("question", questions.questions().values(), ids=lambda q: q.name)

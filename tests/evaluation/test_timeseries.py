@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.checking.load import CHANNELS_MAX, COLUMNS_MAX, credit_waits
 from testbed_runtime.checking.timeseries import BIN_NS, BINS_MAX, trial_timeseries
@@ -18,7 +19,7 @@ from tests.report import synthetic
 @pytest.fixture(scope="module")
 def series() -> dict[str, Any]:
     plan = synthetic.PLANS[1]
-    return trial_timeseries(synthetic.history(plan), synthetic.entry(plan))
+    return to_builtins(trial_timeseries(synthetic.history(plan), synthetic.entry(plan)))
 
 
 def at(series: dict[str, Any], name: str, second: float) -> float | None:
@@ -36,7 +37,9 @@ def test_throughput_follows_the_records_that_arrived(series: dict[str, Any]):
 
 def test_goodput_leaves_out_what_is_replayed(series: dict[str, Any]):
     """Without a failover both rates are the same; after one, goodput is never above the raw rate."""
-    control = trial_timeseries(synthetic.history(synthetic.PLANS[0]), synthetic.entry(synthetic.PLANS[0]))
+    control = to_builtins(
+        trial_timeseries(synthetic.history(synthetic.PLANS[0]), synthetic.entry(synthetic.PLANS[0]))
+    )
     assert control["series"]["goodput"] == control["series"]["throughput"]
     good, raw = (series["series"][name] for name in ("goodput", "throughput"))
     assert all(g <= r + 0.1 for g, r in zip(good, raw, strict=True) if g is not None and r is not None)
@@ -68,7 +71,7 @@ def test_channels_that_waited_for_credit_are_ranked():
     for index in range(CHANNELS_MAX + 2):
         sink.append("waits", wait=f"tm-0-1/{index}", kind="credit", who="map-0", what=f"sink-{index}",
                     start_ns=0, t_ns=(index + 1) * 1_000_000, outcome="completed")  # fmt: skip
-    found = credit_waits(memory.trial())
+    found = to_builtins(credit_waits(memory.trial()))
     assert (found["channels"][0]["what"], found["channels"][0]["seconds"]) == (
         f"sink-{CHANNELS_MAX + 1}",
         0.014,
@@ -115,7 +118,7 @@ def test_marks_end_with_the_last_phase(series: dict[str, Any]):
 def test_a_fault_that_was_asked_and_never_seen_says_so():
     """The manifest alone names it."""
     plan = synthetic.PLANS[1]
-    found = trial_timeseries(Trial("r", plan.trial, {}), synthetic.entry(plan))
+    found = to_builtins(trial_timeseries(Trial("r", plan.trial, {}), synthetic.entry(plan)))
     (fault,) = found["faults"]
     assert (fault["effect"], fault["residue"]) == ("not measured", "not measured")
     assert set(found["series"]["throughput"]) == {None}
@@ -123,7 +126,7 @@ def test_a_fault_that_was_asked_and_never_seen_says_so():
 
 def test_an_empty_history_without_phases_is_one_empty_bin():
     """Nothing raises, everything is JSON."""
-    found = trial_timeseries(Trial("r", "t", {}), trial_entry(trial="t"))
+    found = to_builtins(trial_timeseries(Trial("r", "t", {}), trial_entry(trial="t")))
     assert len(found["bins"]) == 1
     json.dumps(found, allow_nan=False)
 
@@ -134,7 +137,7 @@ def test_a_broken_time_stamp_cannot_cost_more_than_the_limit():
     sink = memory.sink("tm-0-1", lambda: 0)
     for t_ns in (0, 365 * 86_400 * 10**9):
         sink.append("tasks", task="sink-0", role="sink", records_in=1, t_ns=t_ns)
-    found = trial_timeseries(memory.trial(), trial_entry(trial="t"))
+    found = to_builtins(trial_timeseries(memory.trial(), trial_entry(trial="t")))
     assert len(found["bins"]) == BINS_MAX
     assert found["bin_s"] == BIN_NS / 1e9
 
@@ -147,7 +150,7 @@ def test_json_that_is_none_does_no_harm():
     sink.append(
         "faults", fault="f", state="injected", kind="network.latency", targets="[", measured="3", t_ns=1
     )
-    found = trial_timeseries(memory.trial(), trial_entry(trial="t"))
+    found = to_builtins(trial_timeseries(memory.trial(), trial_entry(trial="t")))
     assert found["faults"][0]["targets"] == []
 
 
@@ -157,5 +160,5 @@ def test_json_that_is_none_does_no_harm():
 def test_a_failed_job_is_not_drained(state: str, name: str):
     """Its last phase is not shown as a drain with a final checkpoint."""
     entry = trial_entry(job_state=state, phases=[{"name": "drain", "start_ns": 1_000, "end_ns": 2_000}])
-    series = trial_timeseries(MemoryHistory().trial(), entry)
+    series = to_builtins(trial_timeseries(MemoryHistory().trial(), entry))
     assert [s["name"] for s in series["spans"]] == [name]

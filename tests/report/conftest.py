@@ -13,6 +13,7 @@ from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import manifest_of
@@ -35,7 +36,7 @@ class Documents:
 
     manifest: RunManifest
     metrics: list[dict[str, Any]]
-    timeseries: dict[str, Any]
+    timeseries: Timeseries
     verdict: RunVerdict
     recoveries: dict[str, TrialRecovery]
 
@@ -55,4 +56,4 @@ def documents() -> Documents:
         rows=rows,
     )
     recoveries = {e.trial: trial_recovery(t, e) for t, e in zip(trials, entries, strict=True)}
-    return Documents(manifest, rows, {"schema": 1, "trials": series}, verdict, recoveries)
+    return Documents(manifest, rows, Timeseries(series), verdict, recoveries)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from testbed_runtime.core.documents import COMPARISON_FILE, RECOVERY_FILE
 from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import VariantVerdict, Verdict
 from testbed_runtime.report import write_report
 from tests.report.conftest import Documents
@@ -26,7 +27,7 @@ def multiply(
     documents: Documents, *, variants: int, trials: int
 ) -> tuple[dict[str, Any], dict[str, TrialRecovery]]:
     """The documents of `write_report` for so many variants and trials, and their recoveries."""
-    entry, series = documents.manifest.trials[1], documents.timeseries["trials"][1]
+    entry, series = documents.manifest.trials[1], documents.timeseries.trials[1]
     rows = [r for r in documents.metrics if r["trial"] == entry.trial]
     expected = [e for e in documents.verdict.judged if e.trial == entry.trial]
     entries, metrics, curves, judged = [], [], [], []
@@ -38,7 +39,7 @@ def multiply(
             slower = (1 + 0.3 * variant) * random.lognormvariate(0, 0.15)
             entries.append(replace(entry, trial=trial, variant=name, number=number, seed=6 + number))
             metrics += [_changed(r, trial, slower) for r in rows]
-            curves.append({**series, "trial": trial})
+            curves.append(replace(series, trial=trial))
             judged += [replace(e, trial=trial, variant=name) for e in expected]
             at_s = START_S + FAULT_AT
             late = variant == 1 and number == 1
@@ -50,7 +51,7 @@ def multiply(
     made = {
         "manifest": replace(documents.manifest, trials=tuple(entries)),
         "metrics": metrics,
-        "timeseries": {"schema": 1, "trials": curves},
+        "timeseries": Timeseries(curves),
         "verdict": verdict,
     }
     return made, recoveries

@@ -8,11 +8,13 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.core.judgement.series import Load, Span, TrialSeries, VertexLoad
 from testbed_runtime.report import words
-from testbed_runtime.report.loadchart import Load, level_of
+from testbed_runtime.report.loadchart import LoadChart, level_of
 from testbed_runtime.report.roundsbar import Titled, rounds_svg
 from testbed_runtime.report.strips import Distribution, Strip, strips_svg
 from testbed_runtime.report.svg import GRID_X, GRID_Y, Scale, Svg, curve, log_ticks, nice_ticks
@@ -109,7 +111,7 @@ def test_parameters_are_formatted_with_their_units(parameters: dict[str, object]
 
 def test_a_timeline_stays_inside_its_frame(documents: Documents):
     """Every point of every curve lies on the grid that both layouts place into their panels."""
-    drawn = Timeline(documents.timeseries["trials"][1], key="k", baseline=20_000.0)
+    drawn = Timeline(documents.timeseries.trials[1], key="k", baseline=20_000.0)
     paths = re.findall(r' d="(M[^"]+l[^"]+)"', drawn.shapes.render())
     assert len(paths) >= 4
     for x, y in (point for path in paths for run in positions(path) for point in run):
@@ -120,25 +122,27 @@ def test_a_timeline_stays_inside_its_frame(documents: Documents):
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=lambda s: s.name)
 def test_both_layouts_of_a_timeline_use_the_same_curves(documents: Documents, size: Size):
     """The data is in the page once."""
-    drawn = Timeline(documents.timeseries["trials"][1], key="k", baseline=20_000.0)
+    drawn = Timeline(documents.timeseries.trials[1], key="k", baseline=20_000.0)
     defined = set(re.findall(r'<path id="([^"]+)"', drawn.shapes.render()))
     used = re.findall(r'<use href="#([^"]+)"', drawn.svg(size))
     assert len(used) == len(defined)
     assert set(used) == defined
 
 
-def series(**values: list[float | None]) -> dict[str, object]:
-    """A trial of timeseries.json with these series, in bins of 1 s."""
-    bins = [float(n) for n in range(len(next(iter(values.values()))))]
-    return {
-        "trial": "t-1",
-        "start_ns": 0,
-        "bin_s": 1.0,
-        "bins": bins,
-        "series": values,
-        "spans": [],
-        "marks": [],
-    }
+def series(**values: list[float | None]) -> TrialSeries:
+    """A trial with these series, in bins of 1 s."""
+    bins = [float(n) for n in range(len(next(iter(values.values()), ())))]
+    return TrialSeries(
+        trial="t-1",
+        start_ns=0,
+        bin_s=1.0,
+        bins=bins,
+        series=values,
+        spans=[],
+        marks=[],
+        faults=[],
+        problems=[],
+    )
 
 
 def test_every_kind_of_mark_looks_different():
@@ -230,8 +234,8 @@ def test_an_axis_of_counts_has_whole_numbers_only():
 
 def test_the_load_of_each_vertex_is_a_strip():
     """Darker for a larger share; the description says Flink's word for it."""
-    load = {"starts_s": [0.0, 1.0, 2.0], "vertices": [{"vertex": "count", "busy": [0.9, 0.9, None], "backpressured": [0.0, 0.6, 0.6]}]}  # fmt: skip
-    drawn = Load({"trial": "t-1", "load": load}, key="k", end_s=3.0)
+    vertex = VertexLoad("count", busy=[0.9, 0.9, None], backpressured=[0.0, 0.6, 0.6])
+    drawn = LoadChart(replace(series(), load=Load([0.0, 1.0, 2.0], [vertex])), key="k", end_s=3.0)
     text = drawn.svg(NARROW)
     assert "count: busy up to 90 %, back-pressured up to 60 % (HIGH)" in text
     assert len(re.findall(r'class="load-busy load-5"', text)) == 1
@@ -257,12 +261,9 @@ def test_faults_that_begin_close_together_share_a_label(
     documents: Documents, starts: tuple[float, ...], labels: list[str]
 ):
     """No name is dropped, and none covers another."""
-    series = documents.timeseries["trials"][1]
-    phases = [s for s in series["spans"] if s["kind"] == "phase"]
+    series = documents.timeseries.trials[1]
+    phases = [s for s in series.spans if s.kind == "phase"]
     names = ("first", "second", "third")
-    faults = [
-        {"kind": "fault", "name": n, "text": "", "start_s": s, "end_s": s + 1}
-        for n, s in zip(names, starts, strict=False)
-    ]
-    drawn = Timeline({**series, "spans": [*phases, *faults]}, key="k").svg(WIDE)
+    faults = [Span("fault", n, s, s + 1, "") for n, s in zip(names, starts, strict=False)]
+    drawn = Timeline(replace(series, spans=[*phases, *faults]), key="k").svg(WIDE)
     assert re.findall(r"fault-label[^>]*>([^<]*)<", drawn) == labels

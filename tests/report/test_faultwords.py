@@ -8,6 +8,7 @@ import pytest
 
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.core.judgement.series import FaultSeen
 from testbed_runtime.report import faultwords
 from testbed_runtime.report.build import _faults
 from tests.checking.conftest import History
@@ -27,9 +28,9 @@ ASKED = [
 ]  # fmt: skip
 
 
-def fault(kind: str, params: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """As timeseries.json has it."""
-    return {"kind": kind, "targets": ["tm-2"], "duration_s": 8.0, "asked": {"params": params}} | more
+def fault(kind: str, params: dict[str, Any], **asked: Any) -> FaultSeen:
+    asked = {"params": params, **asked}
+    return FaultSeen(fault="f", kind=kind, targets=["tm-2"], duration_s=8.0, asked=asked)
 
 
 @pytest.mark.parametrize(("kind", "params", "text"), ASKED)
@@ -48,12 +49,10 @@ def test_every_kind_has_its_sentence(kind: str):
 
 def test_a_direction_is_said_when_it_is_not_both():
     """Seen from the target."""
-    one_way = fault("network.partition", {}, asked={"direction": "to"})
+    one_way = fault("network.partition", {}, direction="to")
     assert faultwords.asked(one_way) == "nothing passes between tm-2 and its peers towards it for 8 s"
-    late = {"direction": "from", "params": {"latency_s": 0.1, "mode": "one-way"}}
-    assert faultwords.asked(fault("network.latency", {}, asked=late)) == (
-        "100 ms more one way of tm-2 away from it for 8 s"
-    )
+    late = fault("network.latency", {"latency_s": 0.1, "mode": "one-way"}, direction="from")
+    assert faultwords.asked(late) == ("100 ms more one way of tm-2 away from it for 8 s")
 
 
 def test_a_fault_that_never_began_is_described_as_it_was_requested():
@@ -63,10 +62,10 @@ def test_a_fault_that_never_began_is_described_as_it_was_requested():
     entry = trial_entry(trial="t", faults=[{**planned, "direction": "to"}])
     found = trial_timeseries(History().trial(), entry)
     assert (
-        faultwords.asked(found["faults"][0])
+        faultwords.asked(found.faults[0])
         == "10 % of the barrier frames of no process dropped towards it for 200 ms"
     )
-    assert next(iter(_faults([entry], {"t": found})))["when"] == "1.957 s after the baseline"
+    assert next(iter(_faults([entry], {"t": found}))).when == "1.957 s after the baseline"
 
 
 MEASURED = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
+from testbed_runtime.core.judgement.series import Mark, Timeseries
 from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.report import write_report
 from testbed_runtime.report.advice import FIRST_MAX, first_things
@@ -19,7 +19,7 @@ from testbed_runtime.report.aggregate import by_variant, expectations, faults, l
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import DRAWN_MAX, page
 from testbed_runtime.report.markdown import run_markdown
-from testbed_runtime.report.model import RunView
+from testbed_runtime.report.model import FaultView, RunView
 from tests.report.conftest import Documents
 from tests.report.many import comparison, multiply, write_many
 from tests.report.recoveries import killed
@@ -72,18 +72,18 @@ def test_two_thousand_trials_do_not_make_two_thousand_drawings(documents: Docume
 def test_a_fault_with_jitter_is_one_row_of_all_trials():
     """The time is a range, and different targets are listed. A fault without an effect stays a row of its own."""
 
-    def row(number: int, **changed: Any) -> dict[str, Any]:
-        same = {"name": "dead", "kind": "process.kill", "residue": "clean", "backend": "supervisor"}
-        known = {"effect": "verified", "measured": "", "after": "", "text": "", "trial": f"t-{number}"}
-        at_s = number / 10
-        when = f"{number}00 ms after the baseline"
-        return same | known | {"at_s": at_s, "when": when, "asked": f"kill of tm-{number % 2}"} | changed
+    def row(number: int, effect: str = "verified") -> FaultView:
+        return FaultView(
+            trial=f"t-{number}", name="dead", kind="process.kill", effect=effect, residue="clean", backend="supervisor",
+            at_s=number / 10, when=f"{number}00 ms after the baseline", asked=f"kill of tm-{number % 2}",
+            measured="", after="", why="", text="",
+        )  # fmt: skip
 
-    merged, unverified = faults([row(1), row(2), row(7), row(9, effect="unverified")])
-    assert merged["trial"] == "3 trials"
-    assert merged["when"] == "100 ms to 700 ms after the baseline"
-    assert merged["asked"] == "kill of tm-1, kill of tm-0"
-    assert (unverified["trial"], unverified["when"]) == ("t-9", "900 ms after the baseline")
+    merged, unverified = faults([row(1), row(2), row(7), row(9, "unverified")])
+    assert merged.trial == "3 trials"
+    assert merged.when == "100 ms to 700 ms after the baseline"
+    assert merged.asked == "kill of tm-1, kill of tm-0"
+    assert (unverified.trial, unverified.when) == ("t-9", "900 ms after the baseline")
 
 
 def test_distributions_come_before_single_trials(documents: Documents):
@@ -261,20 +261,17 @@ def test_a_run_without_comparison_has_none_on_its_page(documents: Documents):
 
 def test_the_legend_names_every_mark_that_is_drawn(documents: Documents):
     """The blue diamond of a registered TaskManager is among them; what does not occur is not."""
-    series = documents.timeseries["trials"][1]
-    mark = {"kind": "taskmanager.registered", "t_s": 9.0, "text": "tm-1-2"}
-    with_mark = {**documents.timeseries, "trials": [{**series, "marks": [*series["marks"], mark]}]}
+    series = documents.timeseries.trials[1]
+    mark = Mark("taskmanager.registered", 9.0, "tm-1-2")
+    with_mark = Timeseries([replace(series, marks=[*series.marks, mark])])
     for timeseries, there in ((documents.timeseries, False), (with_mark, True)):
         view = build(documents.manifest, documents.metrics, timeseries, documents.verdict)
         legend = page(view).partition('<ul class="legend">')[2].partition("</ul>")[0]
         assert ("TaskManager registered" in legend) == there
         assert "TaskManager lost" in legend
         assert "effect of a fault" in legend
-    phases = [s for s in series["spans"] if s["kind"] == "phase"]
-    calm = {
-        **documents.timeseries,
-        "trials": [{**t, "spans": phases} for t in documents.timeseries["trials"]],
-    }
+    phases = [s for s in series.spans if s.kind == "phase"]
+    calm = Timeseries([replace(t, spans=phases) for t in documents.timeseries.trials])
     text = page(build(documents.manifest, documents.metrics, calm, documents.verdict))
     assert "effect of a fault" not in text
     assert "</span>failover" not in text

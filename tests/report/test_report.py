@@ -18,6 +18,7 @@ from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, SharedFault, TrialRecovery
+from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.core.trial.manifest import ScenarioEntry
 from testbed_runtime.history.manifest import manifest_of
@@ -139,13 +140,19 @@ def test_the_configuration_shows_what_differs_from_the_defaults_and_between_vari
     assert not settings["restart-strategy.type"].differs
 
 
+def changed_first(documents: Documents, *, text: str, name: str = "") -> Timeseries:
+    """The drawings with another text of the first mark of the second trial, and another name of its fault."""
+    first, found, *others = documents.timeseries.trials
+    spans = [replace(s, name=name) if name and s.kind == "fault" else s for s in found.spans]
+    marks = [replace(found.marks[0], text=text), *found.marks[1:]]
+    return Timeseries([first, replace(found, spans=spans, marks=marks), *others])
+
+
 def test_text_from_a_scenario_cannot_become_markup(documents: Documents):
     """Names and hypotheses are escaped in the page, in Markdown, in JUnit."""
     evil = "<script>alert('|')</script>\x00 | `x`"
     scenario = {"spec": {"hypothesis": evil}, "metadata": {"name": evil}}
-    faults = json.loads(json.dumps(documents.timeseries))
-    faults["trials"][1]["spans"][-2]["name"] = evil
-    faults["trials"][1]["marks"][0]["text"] = evil
+    faults = changed_first(documents, name=evil, text=evil)
     manifest = replace(documents.manifest, scenario=ScenarioEntry(**scenario))
     view = build(manifest, documents.metrics, faults, documents.verdict)
     assert "<script" not in page(view)
@@ -156,8 +163,7 @@ def test_text_from_a_scenario_cannot_become_markup(documents: Documents):
 def test_names_between_backticks_are_code_on_both_pages_and_plain_in_drawings(documents: Documents):
     """A bar in one does not end the cell, and a single backtick is shown as it is."""
     verdict = replace(documents.verdict, summary="limited by `a|b_c` and one ` more")
-    marked = json.loads(json.dumps(documents.timeseries))
-    marked["trials"][1]["marks"][0]["text"] = "spare capacity of `sink`"
+    marked = changed_first(documents, text="spare capacity of `sink`")
     view = build(documents.manifest, documents.metrics, marked, verdict, recoveries=documents.recoveries)
     assert "limited by <code>a|b_c</code> and one ` more" in page(view)
     assert "limited by `a\\|b_c` and one \\` more" in run_markdown(view)
@@ -172,7 +178,9 @@ def test_a_run_that_was_cut_off_still_gets_its_report(documents: Documents, keep
     manifest = run_manifest() if keep == "nothing" else replace(documents.manifest, interrupted=True)
     metrics = documents.metrics if keep == "no-history" else []
     verdict = run_verdict("Error", summary="The evaluation failed.")
-    path = write_report(tmp_path, manifest=manifest, metrics=metrics, timeseries={}, verdict=verdict)
+    path = write_report(
+        tmp_path, manifest=manifest, metrics=metrics, timeseries=Timeseries(), verdict=verdict
+    )
     text = path.read_text()
     assert "The evaluation failed." in text
     assert not structure(text).problems
@@ -215,7 +223,7 @@ def golden_documents() -> dict[str, Any]:
     return {
         "manifest": replace(manifest_of(synthetic.manifest()), trials=(entry,)),
         "metrics": rows,
-        "timeseries": {},
+        "timeseries": Timeseries(),
         "verdict": verdict,
     }
 

@@ -4,9 +4,11 @@ Times are seconds since the start of the trial's first phase."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from msgspec import Meta, Struct
+
+from testbed_runtime.core.trial.manifest import FaultEntry
 
 Number = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """A finite number. JSON can express larger ones, which no drawing can show."""
@@ -66,17 +68,55 @@ class Load(Struct, frozen=True):
             raise ValueError("a curve of `vertices` has more or fewer columns than `starts_s`")
 
 
-class FaultSeen(Struct, frozen=True):
+class ChannelWait(Struct, frozen=True):
+    """How long, how often and how long at most a channel (`what`) of a sender (`who`) waited for credit."""
+
+    who: str
+    what: str
+    seconds: float
+    count: int
+    longest_s: float
+
+
+class CreditWaits(Struct, frozen=True):
+    """The channels that waited longest for credit, and how many others waited."""
+
+    channels: list[ChannelWait] = []
+    more: int = 0
+
+
+class FaultSeen(Struct, frozen=True, kw_only=True):
     """A fault as requested and as measured."""
 
     fault: str
     kind: str
-    targets: list[str]
-    asked: dict[str, Any]
-    measured: dict[str, Any]
-    after: dict[str, Any]
+    targets: list[str] = []
+    asked: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    after: dict[str, Any] = {}
     at_s: Number | None = None
+    before_submit: bool = False
     duration_s: Number | None = None
+    effect: str = "not measured"
+    residue: str = "not measured"
+    backend: str = ""
+    why: str = ""
+    text: str = ""
+
+    @classmethod
+    def planned(cls, fault: FaultEntry) -> Self:
+        """Return a fault of which only the request is known."""
+        return cls(
+            fault=fault.name,
+            kind=fault.kind,
+            targets=list(fault.targets),
+            asked={"params": fault.params, "direction": fault.direction},
+            at_s=fault.at_s,
+            before_submit=fault.before_submit,
+            duration_s=fault.duration_s,
+            backend=fault.backend,
+            why=fault.why,
+        )
 
 
 class TrialSeries(Struct, frozen=True):
@@ -93,6 +133,7 @@ class TrialSeries(Struct, frozen=True):
     problems: list[str]
     heat: Heat = Heat()
     load: Load = Load()
+    credit: CreditWaits = CreditWaits()
 
     def __post_init__(self) -> None:
         if other := [name for name, curve in self.series.items() if len(curve) != len(self.bins)]:
