@@ -574,3 +574,18 @@ def test_a_sink_that_gets_no_record_does_not_hold_a_catch_up_up(waits: list[Wait
     ]
     found = attribute(waits, (), start=0, end=20 * SECOND, last=lost, detected=0)
     assert [(s.kind, round(s.seconds, 6)) for s in found] == [("deployment", 4), *expected, ("heartbeat", 8)]
+
+
+@pytest.mark.parametrize(
+    ("process", "end", "slack_s"),
+    [("tm-1-1", 4, -1), ("tm-1-1", 3.98, -1), ("tm-1-1", 3.97, 0.03), ("tm-2-1", 4, 0)],
+)
+def test_a_taskmanager_that_waits_for_the_jobmanager_until_it_is_lost_limits_no_saving(
+    process: str, end: float, slack_s: float
+):
+    """A loss that is noticed earlier also ends the wait of the lost TaskManager for the JobManager."""
+    beats = {"what": "tm-1-1", "option": "heartbeat.timeout", "value": "4 s"}
+    lost = wait("heartbeat", 0, 4, Outcome.EXPIRED, **beats)
+    unheard = wait("jobmanager", 0, end, who=process, what="JobMaster")
+    found = {s.kind: s for s in segments([lost, unheard, wait("slot", 4, 4.2)], 4.2, detected=4)}
+    assert found["heartbeat"].slack_ns == (round(slack_s * SECOND) if slack_s >= 0 else -1)

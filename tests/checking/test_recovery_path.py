@@ -106,21 +106,6 @@ def test_the_slack_of_an_option_ends_where_another_wait_decides(other: Wait, sla
     assert found["slot"].slack_ns == -1  # no option ended it
 
 
-@pytest.mark.parametrize(
-    ("process", "end", "slack_s"),
-    [("tm-1-1", 4, -1), ("tm-1-1", 3.98, -1), ("tm-1-1", 3.97, 0.03), ("tm-2-1", 4, 0)],
-)
-def test_a_taskmanager_that_waits_for_the_jobmanager_until_it_is_lost_limits_no_saving(
-    process: str, end: float, slack_s: float
-):
-    """A loss that is noticed earlier also ends the wait of the lost TaskManager for the JobManager."""
-    beats = {"what": "tm-1-1", "option": "heartbeat.timeout", "value": "4 s"}
-    lost = wait("heartbeat", 0, 4, Outcome.EXPIRED, **beats)
-    unheard = wait("jobmanager", 0, end, who=process, what="JobMaster")
-    found = {s.kind: s for s in segments([lost, unheard, wait("slot", 4, 4.2)], 4.2, detected=4)}
-    assert found["heartbeat"].slack_ns == (round(slack_s * SECOND) if slack_s >= 0 else -1)
-
-
 def test_a_taskmanager_that_comes_during_a_detection_is_needed_only_for_slots():
     """Its process starts 0.5 s before the loss is known, and registers in the restart delay: the detection can be 1.5 s shorter."""
     timeout = {"option": "heartbeat.timeout", "value": "2 s"}
