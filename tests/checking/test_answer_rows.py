@@ -294,3 +294,39 @@ def test_slots_that_are_not_fenced_are_gone_when_their_loss_is_noticed(
         outage, waits, trial=history.empty().trial(), more={"headgate.restart.fence-dead-slots": fence}
     )
     assert parts(found)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("coming", "expected"),
+    [
+        ((12, 26), [("slot", 2), ("replacement", 8)]),
+        ((9, 26), [("replacement", 10)]),
+        ((12, 19), [("slot", 10)]),  # it came, and the job still waits
+    ],
+)
+def test_a_job_that_waits_for_slots_at_the_end_waits_for_the_taskmanager_that_is_coming(
+    history: Any, coming: tuple[float, float], expected: list[Any]
+):
+    """It has waited since 10 s, and the record ends at 20 s."""
+    outage = Outage(fault("a", 9, 10), at(10), at(20), (RoundSpan(at(10), at(20), cause(10)),), False)
+    waits = [wait("slot", 10, 26), wait("replacement", *coming, who="supervisor", what="tm-1-2")]
+    assert parts(answered(outage, waits, trial=history.empty().trial())) == expected
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"), [(14, [("registration", 2)]), (12, [("start", 1.9), ("registration", 0.1)])]
+)
+def test_a_wait_that_lasts_over_a_failure_owns_the_end_of_its_round(
+    history: Any, until: float, expected: list[Any]
+):
+    """The process had started at 11.9 s, just before the failure at 12 s. If the registration ends with the round, it was late because of that."""
+    failed = cause(12, "deployment")
+    rounds = (RoundSpan(at(10), at(12), cause(10), failed), RoundSpan(at(12), at(16), failed, running=at(16)))
+    waits = [
+        wait("start", 9, 11.9, who="supervisor", what="tm-1-2"),
+        wait("registration", 9, until, who="tm-1-2", what="JobMaster"),
+        wait("slot", 12, 14.01, who="JobMaster"),
+    ]
+    outage = Outage(fault("a", 8, 9), at(10), at(16), rounds, True)
+    found = answered(outage, waits, trial=history.empty().trial())
+    assert parts(found) == expected
