@@ -66,7 +66,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while alive(pid):
             await asyncio.sleep(0.02)
 
@@ -160,7 +160,7 @@ time.sleep(600)
 
 
 async def pids_of(folder: Path) -> list[int]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (folder / "pids").exists() or len((folder / "pids").read_text().split()) < 2:
             await asyncio.sleep(0.02)
     return [int(pid) for pid in (folder / "pids").read_text().split()]

@@ -38,7 +38,7 @@ async def host(tmp_path, marker):
 
 async def until_said(host: LocalProcessHost, state: str) -> None:
     """A row of the journal stays, what it tells of may be over."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not any(item["row"].get("state") == state for item in await host.faults.journal(0)):
             await asyncio.sleep(0.02)
 
@@ -123,7 +123,7 @@ async def test_a_lost_process_comes_again_as_its_next_incarnation(host):
         states[:] = await host.refresh()
         return states[0].incarnation == 2 and states[0].state == "running" and bool(states[0].ready)
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not await again():
         assert time.monotonic() < deadline
     assert states[0].pid != first.pid
@@ -254,7 +254,7 @@ async def test_a_runner_that_is_killed_leaves_no_process_port_or_file(tmp_path, 
         runner.kill()
         runner.wait()
         runner.stdout.close()
-    await until(lambda: not descendants_with(marker), seconds=10)
+    await until(lambda: not descendants_with(marker), seconds=60)
     assert not any(state_of(pid) not in ("", "Z") for pid in reported["pids"])
     assert not ours & listeners().keys()
     assert list(registry.state_folder().iterdir()) == []

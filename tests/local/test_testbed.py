@@ -242,5 +242,5 @@ async def test_a_killed_runner_takes_a_whole_testbed_with_it_in_the_middle_of_it
         runner.kill()
         runner.wait()
         runner.stdout.close()
-    await until(lambda: not descendants_with(marker), seconds=10)
+    await until(lambda: not descendants_with(marker), seconds=60)
     assert list(registry.state_folder().iterdir()) == []

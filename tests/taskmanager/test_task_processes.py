@@ -64,7 +64,7 @@ class Processes:
             stderr=asyncio.subprocess.PIPE,
         )
         self.children[name] = child
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             line = await child.stdout.readline()
         assert line, (await child.stderr.read()).decode()
         return json.loads(line)["ready"]
@@ -75,7 +75,7 @@ class Processes:
         for name, child in self.children.items():
             if child.returncode is None:
                 child.stdin.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 _, stderr = await child.communicate()
             ends[name] = (child.returncode, stderr.decode())
         return ends
@@ -93,7 +93,7 @@ def graph(rate=4000.0):
     )
 
 
-async def until(ask, wanted, timeout_s=30.0):
+async def until(ask, wanted, timeout_s=60.0):
     async with asyncio.timeout(timeout_s):
         while True:
             status = await ask(RequestJobStatus(""))
