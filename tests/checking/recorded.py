@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from testbed_runtime.core.trial.manifest import TrialEntry
@@ -134,8 +134,11 @@ class Recorded:
 
 def _renumbered(table: pa.Table, gone: Mapping[str, list[int]]) -> pa.Table:
     """Return the rows with the numbers that they would have without those that are gone."""
+    lost = {process: sorted(seqs) for process, seqs in gone.items() if seqs}
+    if not lost:
+        return table
     numbers = [
-        seq - int(np.searchsorted(sorted(gone.get(process, ())), seq))
+        seq - bisect_left(lost.get(process, ()), seq)
         for process, seq in zip(
             table.column("process").to_pylist(), table.column("seq").to_pylist(), strict=True
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextvars
-import copy
 import json
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class ModelApi:
         self, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None
     ) -> Sequence[Obj]:
         await self._enter("list", kind, namespace, "")
-        return [copy.deepcopy(o) for o in self.select(kind, namespace, labels)]
+        return [_copied(o) for o in self.select(kind, namespace, labels)]
 
     async def apply(self, manifest: Mapping[str, Any]) -> Obj:
         address = _address(manifest)
@@ -125,7 +125,7 @@ class ModelApi:
             else None
         )
         assert written is None or to_json(written) == status, f"not the model of the CRD: {status}"
-        return self._update(address, {**there, "status": copy.deepcopy(dict(status))})
+        return self._update(address, {**there, "status": _copied(dict(status))})
 
     async def event(self, obj: Mapping[str, Any], *, type: str, reason: str, text: str) -> None:  # noqa: A002
         await self._enter("event", "Event", obj["metadata"].get("namespace"), obj["metadata"]["name"])
@@ -191,10 +191,10 @@ class ModelApi:
 
     def _copy(self, address: Address) -> Obj | None:
         there = self.objects.get(address)
-        return None if there is None else copy.deepcopy(there)
+        return None if there is None else _copied(there)
 
     def _insert(self, manifest: Mapping[str, Any]) -> Obj:
-        obj = copy.deepcopy(dict(manifest))
+        obj = _copied(dict(manifest))
         json.dumps(obj)
         self._uids += 1
         obj.pop("status", None)
@@ -207,13 +207,13 @@ class ModelApi:
         self.objects[address] = obj
         self._stamp(obj)
         self._tell("ADDED", obj)
-        return copy.deepcopy(obj)
+        return _copied(obj)
 
     def _update(self, address: Address, obj: Obj) -> Obj:
         before = self.objects[address]
         if _plain(before) == _plain(obj):
-            return copy.deepcopy(before)
-        obj = copy.deepcopy(obj)
+            return _copied(before)
+        obj = _copied(obj)
         if obj.get("spec") != before.get("spec") and "generation" in before["metadata"]:
             obj["metadata"]["generation"] = before["metadata"]["generation"] + 1
         self.objects[address] = obj
@@ -222,7 +222,7 @@ class ModelApi:
         leaving = obj["metadata"].get("deletionTimestamp") and not obj["metadata"].get("finalizers")
         if leaving and obj["kind"] != "Pod":
             self.remove(address)
-        return copy.deepcopy(obj)
+        return _copied(obj)
 
     def _stamp(self, obj: Obj) -> None:
         self._version += 1
@@ -234,7 +234,13 @@ class ModelApi:
 
     def _tell(self, type_: str, obj: Obj) -> None:
         for watcher in list(self.watchers):
-            watcher(type_, copy.deepcopy(obj))
+            watcher(type_, _copied(obj))
+
+
+def _copied(obj: Obj) -> Obj:
+    """Return a deep copy. `copy.deepcopy` took two fifths of the tests of the operator."""
+    made: Obj = pickle.loads(pickle.dumps(obj))
+    return made
 
 
 def _address(obj: Mapping[str, Any]) -> Address:
