@@ -65,6 +65,7 @@ from testbed_runtime.timeouts import timeout
 
 PATHS_LIMIT_S = 10.0
 """Time limit for measuring the network before a trial, which takes some 100 ms."""
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # PyYAML may have been built without libyaml
 REPORT_FILES = (PAGE_FILE, SUMMARY_FILE, JUNIT_FILE, COMPARISON_FILE)
 
 
@@ -161,7 +162,7 @@ class Runner:
         request = self.request
         folder = self.folder.path
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(request.document, sort_keys=False, allow_unicode=True)
+        text = yaml.dump(request.document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
         (folder / "scenario.yaml").write_text(text, encoding="utf-8")
         if request.resume:
             await self.folder.restore(MANIFEST)
