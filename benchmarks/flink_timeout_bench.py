@@ -30,7 +30,7 @@ COMPILING_TIMEOUT_MS = 5
 WIRE_BYTES = 109
 """A record of 100 bytes with its length, the length of the array, and the tag of a stream element."""
 Sampled = dict[str, Any]
-"""What a TaskManager did meanwhile."""
+"""The counters of one TaskManager."""
 KINDS = ("source", "sink", "netty", "flusher", "other")
 
 
