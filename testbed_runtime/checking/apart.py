@@ -181,7 +181,7 @@ class _Alone:
         begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in
         which the job worked on its backlog nevertheless does not count."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
-        after = self._after(option)
+        after = self._after(option, {h.fault.fault for h in hits})
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
         lost = [self._lost(h) for h in hits]
         spare = sum(lost) - len(self.awaited(option))
@@ -217,12 +217,12 @@ class _Alone:
         later = (w for w in self.waits if fault.begun_ns < w.end_ns <= self.end_ns)
         return [w for w in later if logical_name(w.what) in targets]
 
-    def _after(self, option: str) -> dict[str, int]:
+    def _after(self, option: str, apart: Set[str]) -> dict[str, int]:
         """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that
-        a fault delayed do not count, because an earlier restart may not meet that fault."""
+        one of the faults `apart` delayed do not count, because they may concern only one of the faults."""
         steps = dict[str, int]()
         for s in self.last:
-            own = s.kind in _AFTER_A_DELAY and s.option != option and not s.fault
+            own = s.kind in _AFTER_A_DELAY and s.option != option and s.fault not in apart
             if own and s.outcome != Outcome.EXPIRED:
                 steps[s.kind] = max(steps.get(s.kind, 0), s.end_ns - s.start_ns)
         return steps

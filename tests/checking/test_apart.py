@@ -258,14 +258,6 @@ def test_each_replacement_leaves_the_steps_of_a_restart():
     assert saved(REPLACED, [ONE, hit("two", "process.kill", 5, 6, "tm-2")], [NOTICED, SECOND]) == 11 - 2
 
 
-@pytest.mark.parametrize(("fault", "step_s"), [("", 1), ("other", 0)])
-def test_a_step_that_a_fault_delays_is_no_step_of_each_restart(fault: str, step_s: int):
-    """An earlier restart may end before that fault begins."""
-    own, slots = part(0, 10, "restart-delay", option=DELAY), part(10, 11, "slot", option="", fault=fault)
-    (found,) = until_each_has_recovered([round_of(own, slots)], [ONE], [], [NOTICED], awaited=lambda _: ())
-    assert found.segments[0].slack_ns == (11 - (2 + step_s)) * NS
-
-
 def test_the_first_of_two_losses_takes_the_spare_taskmanager():
     """Only the second one waits for a TaskManager that comes, even if that is the replacement of the first one."""
     coming = waited("replacement", 0, 4, what="tm-1-2", option=REPLACED, outcome=Outcome.FIRED)
