@@ -31,6 +31,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 VIRTUAL_LIMIT_S = 900
 """Limit for a scenario in virtual time: a minute of CPU time takes several on a busy machine."""
+FULL_COLLECTIONS_RARELY = (700, 10, 500)
+"""A full collection also visits all collected tests, which takes 0.35 s. With Python's thresholds, 367 tests had ten of them in 35 s."""
 WARM_SPARK = pytest.StashKey[WarmSpark]()
 
 
@@ -65,6 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.set_threshold(*FULL_COLLECTIONS_RARELY)
     gc.enable()
 
 
