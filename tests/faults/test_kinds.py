@@ -13,6 +13,7 @@ from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import FAMILIES, KINDS, kinds_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import BACKENDS, Kind, Type
+from testbed_runtime.core.judgement.series import FaultSeen
 from testbed_runtime.faults.registry import LOCAL, SIMULATION, choose_backend
 from testbed_runtime.report import faultwords
 
@@ -64,7 +65,8 @@ def test_every_kind_goes_from_the_document_to_a_fault_that_passes_the_checks(kin
     assert fault.kind == kind.name
     assert set(fault.params) <= {p.key for p in kind.parameters}
     assert not list(check.problems(fault, "f"))
-    sentence = faultwords.asked({"kind": kind.name, "targets": ["tm-0"], "params": fault.params})
+    found = FaultSeen(fault="f", kind=kind.name, targets=["tm-0"], asked={"params": dict(fault.params)})
+    sentence = faultwords.asked(found)
     assert not re.search(r"[{}\[\]?]", sentence)
 
 
