@@ -73,6 +73,7 @@ def test_an_expectation_names_its_problem_or_has_none(metric: str, more: dict[st
         ("throughput.goodput", {"phase": "fault", "min": "1600", "max": "2000 records/s"},
          "throughput.goodput (fault) at least 1,600 records/s and at most 2000 records/s"),
         ("throughput.relative", {"min": "0.95"}, "throughput.relative at least 95 %"),
+        ("latency.relative-to-control", {"quantile": "p99", "max": "12.5"}, "latency.relative-to-control p99 at most 1,250 %"),
         ("throughput.relative", {"min": "0.99999", "max": "120 %"}, "throughput.relative at least 99.999 % and at most 120 %"),
         ("job.state", {"equals": "RUNNING"}, "job.state equals RUNNING"),
         ("recovery.detect", {"versus": "a", "improves_by": "1 s"}, "recovery.detect better than a by at least 1 s"),

@@ -18,10 +18,11 @@ class _Table:
     def __init__(self, state_now: Callable[[], str]) -> None:
         self._state_now = state_now
         self.stopped = False
+        self.number = 7
 
     def pid(self, name: str) -> int:
         del name
-        return 7
+        return self.number
 
     def state(self, name: str, pid: int) -> str:
         del name, pid
@@ -80,3 +81,22 @@ async def test_pauses_that_overlap_last_until_the_last_of_them_ends():
         await backend.remove(request)
         assert table.stopped is stopped
         assert (await backend.check(request)).ok
+
+
+@pytest.mark.parametrize("applied_again", [False, True], ids=["expired", "reapplied"])
+async def test_the_pause_of_a_process_does_not_hold_its_replacement(applied_again: bool):
+    """Unless the fault is applied to it again, as `onTargetRestart: Reapply` asks."""
+    table = _Table(lambda: "T" if table.stopped else "S")
+    backend = process.ProcessBackend(table)  # type: ignore[arg-type]
+    first, second = (FaultRequest(name, fault("process.pause"), ("tm-0",), 0.0, 1) for name in ("f-1", "f-2"))
+    await backend.prepare(first)
+    await backend.apply(first)
+    table.number, table.stopped = 8, False  # it was killed and replaced
+    if applied_again:
+        await backend.apply(first)
+    await backend.prepare(second)
+    await backend.apply(second)
+    await backend.remove(second)
+    assert table.stopped is applied_again
+    await backend.remove(first)
+    assert not table.stopped

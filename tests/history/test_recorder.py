@@ -307,7 +307,7 @@ async def test_a_full_disk_ends_the_recorder_with_a_message_and_keeps_what_it_ha
     await sink.flush()
     for _ in range(3000):
         sink.append("events", text=os.urandom(40).hex())
-    await asyncio.to_thread(process.wait)
+    await asyncio.to_thread(process.wait, 60)
     code, errors = finish(process)
     assert code == 2
     assert "cannot record the history" in errors

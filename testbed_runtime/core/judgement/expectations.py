@@ -205,7 +205,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
         if info is None or info.unit not in ("records/s", "bytes", "ratio") or not is_number(written):
             return written
         if info.unit == "ratio":
-            return f"{float(written) * 100:.10g} %"
+            return f"{float(written) * 100:,.10g} %"
         return format_value(float(written), info.unit)
 
     @property

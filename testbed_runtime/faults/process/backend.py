@@ -63,8 +63,8 @@ class ProcessBackend:
     def __init__(self, table: ProcessTable) -> None:
         self._table = table
         self._pids: dict[str, dict[str, int]] = {}
-        self._pausing: dict[str, set[str]] = {}
-        """The active faults that pause each process. It is resumed when the last of them ends."""
+        self._pausing: dict[tuple[str, int | None], set[str]] = {}
+        """The active faults that pause each incarnation (name, pid). It is resumed when the last of them ends."""
 
     async def prepare(self, request: FaultRequest) -> None:
         pids = {name: self._table.pid(name) for name in target_names(request)}
@@ -77,7 +77,7 @@ class ProcessBackend:
             if request.fault.kind.endswith(".kill"):
                 self._table.signal_kill(name)
             else:
-                self._pausing.setdefault(name, set()).add(request.fault_id)
+                self._pausing.setdefault((name, self._table.pid(name)), set()).add(request.fault_id)
                 self._table.pause(name)
         return begin
 
@@ -102,17 +102,19 @@ class ProcessBackend:
     async def remove(self, request: FaultRequest) -> None:
         for name in target_names(request):
             if request.fault.kind.endswith(".pause"):
-                others = self._pausing.get(name, set())
-                others.discard(request.fault_id)
-                if not others and self._table.pid(name) == self._pids.get(request.fault_id, {}).get(name):
-                    self._table.resume(name)
+                pausing = self._pausing.get((name, self._table.pid(name)), set())
+                if request.fault_id in pausing:
+                    pausing.remove(request.fault_id)
+                    if not pausing:
+                        self._table.resume(name)
             elif request.fault.kind == "jobmanager.kill":
                 await self._table.restart(name)
 
     async def check(self, request: FaultRequest) -> Measurement:
         pids = self._pids.pop(request.fault_id, {})
         states = self._states(pids)
-        left = [name for name, state in states.items() if state == STOPPED and not self._pausing.get(name)]
+        stopped = [name for name, state in states.items() if state == STOPPED]
+        left = [name for name in stopped if not self._pausing.get((name, pids[name]))]
         return Measurement(not left, {"states": states}, f"still stopped: {', '.join(left)}" if left else "")
 
     def _states(self, pids: Mapping[str, int]) -> dict[str, str]:
