@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
-from testbed_runtime.history.manifest import MANIFEST_SCHEMA
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial, arrow_schema
 from testbed_runtime.history.sealing import write_trial
 

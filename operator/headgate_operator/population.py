@@ -24,7 +24,7 @@ PHASES = {
 OVERDUE_S = 30.0
 """A fault that is active for so long after its deadline is reported as overdue: agents end a fault within a second."""
 EVALUATION_BUCKETS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0)
-VERDICTS = frozenset(str(verdict) for verdict in Verdict)
+VERDICTS = frozenset(Verdict)
 OTHER = "other"
 
 

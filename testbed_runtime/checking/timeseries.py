@@ -14,7 +14,7 @@ from testbed_runtime.checking.faults import sent_again_ns_of
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, rate_curve, vertex_load
 from testbed_runtime.core.judgement.quantities import seconds
-from testbed_runtime.core.judgement.series import FaultSeen, Mark, Span, TrialSeries
+from testbed_runtime.core.judgement.series import NOT_MEASURED, FaultSeen, Mark, Span, TrialSeries
 from testbed_runtime.core.trial.manifest import FaultEntry, TrialEntry
 from testbed_runtime.history.columns import Ints, filled_buckets, ints, parsed, targets_in
 from testbed_runtime.history.schema import Trial
@@ -224,7 +224,7 @@ def _effect(rows: list[dict[str, Any]]) -> str:
 def _combined(rows: list[dict[str, Any]], good: str, bad: str) -> str:
     """Combine the last state reported for each set of targets: `bad` if any of them is."""
     last = {row["targets"]: row["state"] for row in rows if row["state"] in (good, bad)}
-    return bad if bad in last.values() else good if last else "not measured"
+    return bad if bad in last.values() else good if last else NOT_MEASURED
 
 
 def _text(row: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from testbed_runtime.cli import folders
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.core.documents import JUNIT_FILE, PAGE_FILE, SUMMARY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.judgement.verdict import RunVerdict
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
@@ -75,7 +73,3 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(files[wanted])
     return path
-
-
-def verdict_of(files: dict[str, bytes]) -> RunVerdict:
-    return RunVerdict.from_json(json.loads(files[VERDICT_FILE]))

@@ -65,11 +65,12 @@ def _rewrite(folder: Path) -> Verdict:
 def fetch_one(name: str, login: access.Access, output: str, out: Path) -> Verdict:
     """Fetch a report, write it and print its verdict. Return the verdict."""
     from testbed_runtime.cli import cluster_report, running
+    from testbed_runtime.kube.progress import read_verdict
     from testbed_runtime.runner.engine import RunResult
 
     files = asyncio.run(cluster_report.fetch(login, name))
     path = cluster_report.write(files, output, out / name)
-    verdict = cluster_report.verdict_of(files)
+    verdict = read_verdict(files)
     if path is not None:
         running.print_verdict(name, RunResult(path.parent, verdict, path))
     return verdict.verdict

@@ -24,7 +24,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import fix_of
 from testbed_runtime.core.judgement.quantities import counted
-from testbed_runtime.core.judgement.verdict import EXIT_CODES, Judged, Verdict, aggregate
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Judged, Verdict, most_severe
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.files import naming
 from testbed_runtime.history.manifest import read_manifest
@@ -165,7 +165,7 @@ def in_junit(policy: Policy, otherwise: str) -> str:
 
 def exit_code(verdicts: Iterable[Verdict], policy: Policy) -> int:
     """Return the exit code for the worst of the verdicts. The policy can replace the code of Inconclusive."""
-    found = aggregate(verdicts)
+    found = most_severe(verdicts)
     if found is Verdict.INCONCLUSIVE and policy in (Policy.FAIL, Policy.PASS):
         found = Verdict.FAIL if policy is Policy.FAIL else Verdict.PASS
     return EXIT_CODES[found]

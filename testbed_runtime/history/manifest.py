@@ -11,10 +11,9 @@ import msgspec
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.grouping import grouped
-from testbed_runtime.core.trial.manifest import RunManifest
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA, RunManifest
 from testbed_runtime.files import field_of, read_document
 
-MANIFEST_SCHEMA = 2
 MANIFEST = "manifest.json"
 
 

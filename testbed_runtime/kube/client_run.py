@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +23,12 @@ from testbed_runtime.api.status import (
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.documents import PAGE_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.judgement.verdict import EXIT_CODES, RunVerdict, Verdict
+from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan
 from testbed_runtime.kube import checkpoint, functions
 from testbed_runtime.kube.api import DELETED, LISTED, SYNCED, Api, ApiError, patiently
 from testbed_runtime.kube.manifests import scenario_run
-from testbed_runtime.kube.progress import read_report
+from testbed_runtime.kube.progress import read_report, read_verdict
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 from testbed_runtime.runner.estimate import KUBERNETES, run_seconds
@@ -53,8 +52,8 @@ KEPT_S = kinds.SECONDS_PER_WEEK
 """How long a finished run of this command stays in the cluster. The command has copied its report, unless it was interrupted or gave up."""
 BEGUN = frozenset({"Running", EVALUATING, COMPLETE})
 """Phases in which the runner drives the run, whatever the operator cannot do."""
-WITHOUT_REPORT = {str(v): EXIT_CODES[v] for v in (Verdict.ERROR, Verdict.INCONCLUSIVE)}
-"""Verdicts of a run that ends without its runner (it could not start, was lost, or was healed), with their exit codes."""
+WITHOUT_REPORT = frozenset({Verdict.ERROR, Verdict.INCONCLUSIVE})
+"""Verdicts of a run that ends without its runner: it could not start, was lost, or was healed."""
 
 
 def run_name(scenario: str) -> str:
@@ -298,7 +297,7 @@ class ClientRun:
                 raise
             return _without_report(folder, status)
         write_files(folder, files)
-        verdict = RunVerdict.from_json(json.loads(files[VERDICT_FILE]))
+        verdict = read_verdict(files)
         if status.reason == RECORDER_LOST:  # only the operator knows the reason
             verdict = _amended(verdict, status)
             write_json(folder / VERDICT_FILE, verdict.to_json())

@@ -329,6 +329,16 @@ def report_map(run: Run, folder: Path) -> dict[str, Any]:
     return config_map(run, naming.report_name(run.name), texts, binary)
 
 
+def read_verdict(files: Mapping[str, bytes]) -> RunVerdict:
+    """Return the verdict of a report. Raises HeadgateError if another version of Headgate wrote it."""
+    try:
+        return RunVerdict.from_json(json.loads(files[VERDICT_FILE]))
+    except ValueError as error:
+        raise HeadgateError(
+            f"this version of Headgate cannot read the report's {VERDICT_FILE}: {error}"
+        ) from None
+
+
 def read_report(manifest: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files of ConfigMap `<run>-report`, with `report.html` unpacked. Pure."""
     files = {name: text.encode() for name, text in (manifest.get("data") or {}).items()}

@@ -29,11 +29,11 @@ from testbed_runtime.api.status import (
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_as, validate_kind
 from testbed_runtime.core.documents import RECOVERY_FILE, VERDICT_FILE
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map, scenario_run
-from testbed_runtime.kube.progress import read_report
+from testbed_runtime.kube.progress import read_report, read_verdict
 from testbed_runtime.tuning import grid, production, score
 from testbed_runtime.tuning.table import status_rows
 
@@ -157,11 +157,13 @@ class Study:
                 continue
             report = await self._api.get("ConfigMap", self._namespace, naming.report_name(name))
             files = read_report(report) if report else {}
-            text = files.get(VERDICT_FILE)
             self._recoveries[name] = json.loads(files.get(RECOVERY_FILE) or "{}")
             self._without_report[name] = self._without_report.get(name, 0) + 1
-            if text is not None:
-                self._verdicts[name] = RunVerdict.from_json(json.loads(text))
+            if VERDICT_FILE in files:
+                try:
+                    self._verdicts[name] = read_verdict(files)
+                except HeadgateError as error:
+                    self._verdicts[name] = RunVerdict(verdict=Verdict.ERROR, summary=str(error))
             elif run.status.verdict == Verdict.ERROR or self._without_report[name] >= REPORT_POLLS:
                 verdict = Verdict(run.status.verdict or Verdict.ERROR)
                 self._verdicts[name] = RunVerdict(verdict=verdict, summary=run.status.text)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
-from testbed_runtime.core.judgement.verdict import Judged, Verdict
-from testbed_runtime.core.judgement.verdict import aggregate as aggregate_verdicts
+from testbed_runtime.core.judgement.verdict import Judged, Verdict, most_severe
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import (
     NO_INTERVALS,
@@ -166,7 +165,7 @@ def _prices(
 
 def summary_markdown(views: Sequence[RunView]) -> str:
     """Return the summary of several runs: one table, then each run that did not pass."""
-    verdict = aggregate_verdicts(view.verdict for view in views)
+    verdict = most_severe(view.verdict for view in views)
     lines = [f"# {MARKS[verdict]} Headgate: {verdict}", ""]
     lines += table(
         ("scenario", "verdict", "expectations", "summary"),

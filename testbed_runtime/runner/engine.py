@@ -258,7 +258,7 @@ class Runner:
         """Run one trial. Store its entry in the manifest before anything starts, so that a later runner knows its id. Return whether its
         testbed started in time."""
         had_testbed = True
-        record = manifest.trial(plan)
+        record = manifest.add_trial(plan)
         try:
             await manifest.keep(self.folder)
             await self._run_on_testbed(plan, record)
@@ -387,7 +387,7 @@ def _note(record: TrialRecord, trial: TrialRun) -> None:
     )
     if trial.plan.role != CONTROL:
         for handle, targets in outcome.handles:
-            record.inject(handle, targets)
+            record.accepted(handle, targets)
 
 
 def words_of(error: BaseException) -> str:

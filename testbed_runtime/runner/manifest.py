@@ -33,7 +33,6 @@ from testbed_runtime.core.trial.plan import CONTROL, NEVER, RunPlan, TestbedPlan
 from testbed_runtime.files import write_whole
 from testbed_runtime.history.manifest import (
     MANIFEST,
-    MANIFEST_SCHEMA,
     read_manifest,
 )
 from testbed_runtime.ports.hosts import FaultHandle
@@ -104,10 +103,11 @@ class Manifest:
         await folder.keep(MANIFEST)
 
     def save(self) -> None:
-        write_json(self.folder / MANIFEST, {"schema": MANIFEST_SCHEMA, **to_builtins(self.run)})
+        text = msgspec.json.format(msgspec.json.encode(self.run), indent=1)
+        write_whole(self.folder / MANIFEST, text + b"\n")
 
-    def trial(self, plan: TrialPlan) -> TrialRecord:
-        """Add an entry for a trial."""
+    def add_trial(self, plan: TrialPlan) -> TrialRecord:
+        """Add an entry for a trial. It is on disk after the next `save`."""
         entry = TrialEntry(
             trial=plan.trial,
             variant=plan.variant,
@@ -123,7 +123,6 @@ class Manifest:
             ended=False,
         )
         self.change(trials=(*self.run.trials, entry))
-        self.save()
         return TrialRecord(self, entry)
 
 
@@ -144,12 +143,14 @@ class TrialRecord:
         """Close a trial that a dead runner left open: it has no sealed history and is not judged."""
         self.change(voided=True, ended=True, abandoned=True, void_reason=OPEN_TEXT)
 
-    def inject(self, handle: FaultHandle, targets: tuple[str, ...]) -> None:
+    def accepted(self, handle: FaultHandle, targets: tuple[str, ...]) -> None:
         """Record that a backend has accepted a fault."""
-        accepted = {"targets": tuple(handle.targets or targets), "backend": handle.backend, "why": handle.why}
         named = (handle.fault, handle.fault.rpartition("/")[2])
-        faults = (replace(f, **accepted) if f.name in named else f for f in self.entry.faults)
-        self.change(faults=tuple(faults))
+        fault = next(f for f in self.entry.faults if f.name in named)
+        seen = replace(
+            fault, targets=tuple(handle.targets or targets), backend=handle.backend, why=handle.why
+        )
+        self.change(faults=tuple(seen if f is fault else f for f in self.entry.faults))
 
 
 def _planned(info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> RunManifest:

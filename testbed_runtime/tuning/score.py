@@ -19,7 +19,7 @@ from testbed_runtime.core.judgement.quantities import DASH, apart, counted, form
 from testbed_runtime.core.judgement.recovery import Margin, TrialRecovery
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval, mean_interval
-from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict, aggregate
+from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict, most_severe
 from testbed_runtime.core.waits import PRODUCT, named_today
 from testbed_runtime.tuning.grid import CURRENT, DEFAULT, PlannedRun, Row, rows
 
@@ -253,7 +253,7 @@ def _on_front(
 
 
 def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality: Quality | None) -> Line:
-    verdict = aggregate(o.verdict.verdict for o in outcomes) if outcomes else None
+    verdict = most_severe(o.verdict.verdict for o in outcomes) if outcomes else None
     bad = next((o for o in outcomes if o.verdict.verdict is verdict is not Verdict.PASS), None)
     return Line(
         row=row,

@@ -107,7 +107,8 @@ def test_the_manifest_gives_the_judge_the_expectations_of_the_plan(tmp_path):
     info = RunInfo("small-1", "simulation", "")
     manifest = Manifest.open(tmp_path, info, plan, {"broken": True}, resume=False)
     for trial in plan.trials:
-        manifest.trial(trial)
+        manifest.add_trial(trial)
+    manifest.save()
     assert expectations_of(read_manifest(tmp_path)) == {"main": list(plan.trials[0].expectations)}
     assert json.loads((tmp_path / "manifest.json").read_text())["place"] == "simulation"
 

@@ -21,8 +21,7 @@ import pytest
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
-from testbed_runtime.core.trial.manifest import TrialEntry
-from testbed_runtime.history.manifest import MANIFEST_SCHEMA
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA, TrialEntry
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.history.sealing import SEALED, write_trial

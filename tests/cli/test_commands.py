@@ -21,8 +21,9 @@ from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.cli import commands, doctor, exits, loading, running
 from testbed_runtime.cli.cluster_doctor import BAD, GOOD, Finding
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
 from testbed_runtime.faults.registry import LOCAL, Capabilities
-from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA
+from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.local import packets, registry
 from testbed_runtime.simulation import entry
 from tests.report.recoveries import killed

@@ -16,8 +16,9 @@ from msgspec import to_builtins
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.cli import exits
 from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
 from testbed_runtime.files import DOCUMENT_MAX
-from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA
+from testbed_runtime.history.manifest import MANIFEST
 from tests.report import synthetic
 from tests.report.recoveries import killed
 

@@ -15,8 +15,8 @@ import yaml
 from testbed_runtime.api.validate import validate
 from testbed_runtime.cli import exits, loading, questions, running, starting
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
 from testbed_runtime.faults.registry import LOCAL, Capabilities
-from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.local import packets
 
 NS = 1_000_000_000

@@ -12,7 +12,7 @@ from testbed_runtime.cli import faults, plan
 from testbed_runtime.cli.running import print_verdict
 from testbed_runtime.cli.tables import fitting, side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
-from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
+from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Mean, TableMetric
 from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
 from testbed_runtime.core.options import Options
 from testbed_runtime.faults.registry import LOCAL
@@ -25,7 +25,7 @@ def table(*names: str) -> Comparison:
     """Two metrics, and a group for each name."""
     values = (Mean(text="1.91 [1.87, 1.94] s"), Mean(text="1"))
     return Comparison(
-        metrics=(Listed("recovery.downtime"), Listed("failovers.count")),
+        metrics=(TableMetric("recovery.downtime"), TableMetric("failovers.count")),
         groups=tuple(GroupMeans(name, number, values) for number, name in enumerate(names, 1)),
         summary=("b against a: indistinguishable",),
     )

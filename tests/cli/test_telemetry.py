@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from testbed_runtime.cli import telemetry
-from testbed_runtime.history.manifest import MANIFEST_SCHEMA
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
 
 STARTED = "2026-01-01T00:00:00+00:00"
 STARTED_NS = 1_767_225_600 * 10**9

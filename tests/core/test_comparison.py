@@ -518,7 +518,7 @@ def test_a_contrast_is_written_with_every_field():
     """comparison.json is read by the report and by scripts."""
     found = contrast(Key("latency", 0.99, "fault"), ("a", samples(SAME)), ("b", samples([1.0] * 8)))
     assert found.to_json() == {
-        "metric": "latency", "quantile": 0.99, "phase": "fault", "title": "latency p99 (fault)", "unit": "s", "group": "b", "reference": "a",
+        "metric": "latency", "quantile": 0.99, "phase": "fault", "title": "latency p99 (fault)", "unit": "s", "lowerIsBetter": True, "group": "b", "reference": "a",
         "answer": BETTER, "text": "better by 1.00 s (50 %)", "paired": True, "trials": 8,
         "improvement": {"value": 1.0, "low": 1.0, "high": 1.0}, "relative": {"value": 0.5, "low": 0.5, "high": 0.5},
         "equivalent": False, "reason": "", "note": found.note,

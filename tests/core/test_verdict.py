@@ -17,8 +17,8 @@ from testbed_runtime.core.judgement.verdict import (
     TrialFacts,
     VariantVerdict,
     Verdict,
-    aggregate,
     controls_of,
+    most_severe,
 )
 from tests.manifests import trial_entry
 
@@ -219,9 +219,9 @@ def test_duplicates_of_an_at_least_once_sink_fail_only_when_asked():
 
 def test_the_first_scenario_fails_and_the_last_passes():
     """A9: the worst wins wherever it stands."""
-    assert aggregate([FAIL, PASS, PASS]) is FAIL
-    assert aggregate([PASS, INCONCLUSIVE, FAIL, ERROR, PASS]) is ERROR
-    assert aggregate([]) is INCONCLUSIVE
+    assert most_severe([FAIL, PASS, PASS]) is FAIL
+    assert most_severe([PASS, INCONCLUSIVE, FAIL, ERROR, PASS]) is ERROR
+    assert most_severe([]) is INCONCLUSIVE
     trials = (TrialFacts(trial="a-1", variant="a"), TrialFacts(trial="b-1", variant="b"))
     rows = [r | {"trial": t} for t in ("a-1", "b-1") for r in good_rows(fault_verified=None)]
     rows = [r | {"value": 9} if (r["trial"], r["metric"]) == ("a-1", "recovery.detect") else r for r in rows]
@@ -235,8 +235,8 @@ def test_the_order_of_verdicts_never_matters(verdicts: list[Verdict], random: An
     """And one more verdict never makes it better."""
     shuffled = list(verdicts)
     random.shuffle(shuffled)
-    assert aggregate(shuffled) is aggregate(verdicts)
-    assert all(aggregate([*verdicts, v]).severity >= aggregate(verdicts).severity for v in Verdict)
+    assert most_severe(shuffled) is most_severe(verdicts)
+    assert all(most_severe([*verdicts, v]).severity >= most_severe(verdicts).severity for v in Verdict)
 
 
 def many(values: list[float | None], **more: Any) -> tuple[tuple[TrialFacts, ...], list[dict[str, Any]]]:

@@ -16,8 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
 from testbed_runtime.evaluation import session, splits, tables, worker
-from testbed_runtime.history.manifest import MANIFEST_SCHEMA, read_manifest
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES
 from tests.report import synthetic

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from benchmarks.histories import write_run
 from testbed_runtime.checking.metrics import trial_metrics
@@ -36,7 +37,7 @@ def direct(folder: Path) -> list[tuple[Any, Any]]:
     """Return what `checking` gives without Spark and without any reduction."""
     manifest = read_manifest(folder)
     trials = [(read_trial(folder / "history" / e.trial, run=manifest.run), e) for e in manifest.trials]
-    return [(trial_metrics(trial, e), trial_timeseries(trial, e)) for trial, e in trials]
+    return [(trial_metrics(trial, e), to_builtins(trial_timeseries(trial, e))) for trial, e in trials]
 
 
 @pytest.mark.parametrize("split_rows", [500_000, 40_000])

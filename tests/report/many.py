@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from testbed_runtime.core.documents import COMPARISON_FILE, RECOVERY_FILE
-from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
+from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Mean, TableMetric
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import VariantVerdict, Verdict
@@ -81,7 +81,7 @@ def comparison(recoveries: dict[str, TrialRecovery]) -> Comparison:
         return Mean(mean=middle, low=low, high=high, values=tuple(values), text=text)
 
     return Comparison(
-        metrics=tuple(Listed(metric, unit) for metric, unit in COMPARED),
+        metrics=tuple(TableMetric(metric, unit) for metric, unit in COMPARED),
         groups=tuple(
             GroupMeans(name, len(found), tuple(value(found, metric) for metric, _ in COMPARED))
             for name, found in groups.items()

@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
-from testbed_runtime.core.trial.manifest import TrialEntry
-from testbed_runtime.history.manifest import MANIFEST_SCHEMA
+from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA, TrialEntry
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
 from tests.manifests import trial_entry

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Listed, Mean
+from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Mean, TableMetric
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.core.judgement.series import Mark, Timeseries
 from testbed_runtime.core.judgement.verdict import Verdict
@@ -112,7 +112,7 @@ def test_the_unit_of_a_rate_is_beside_its_name_and_not_in_each_column(documents:
     view = view_of(documents, variants=2, trials=1)
     texts = ("1,000 [900, 1,100] records/s", "7 records/s")
     compared = Comparison(
-        metrics=(Listed("throughput.goodput", "records/s"),),
+        metrics=(TableMetric("throughput.goodput", "records/s"),),
         groups=tuple(GroupMeans("a", 20, (Mean(text=text),)) for text in texts),
     )
     table = page(replace(view, comparison=compared)).partition('id="compare"')[2].partition("</table>")[0]

@@ -203,9 +203,9 @@ def test_dead_runners_do_not_use_up_the_attempts_of_a_trial(document, tmp_path):
     plan = compile_run(validate(document).valid(), scenario_folder=tmp_path, control=False).trials[0]
     manifest = Manifest(tmp_path, run_manifest())
     for _ in range(4):
-        manifest.trial(next_attempt(plan, manifest.run.trials)).void()
+        manifest.add_trial(next_attempt(plan, manifest.run.trials)).void()
     for _ in range(MAX_ATTEMPTS):
-        manifest.trial(next_attempt(plan, manifest.run.trials)).change(voided=True)
+        manifest.add_trial(next_attempt(plan, manifest.run.trials)).change(voided=True)
     assert manifest.run.trials[-1].trial == "main-1-r7"
     assert next_attempt(plan, manifest.run.trials) is None
 

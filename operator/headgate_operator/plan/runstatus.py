@@ -124,7 +124,7 @@ def suspended(run: Run, now: float) -> ScenarioRunStatus:
 def rejected(run: Run, text: str, now: float) -> ScenarioRunStatus:
     """Return the final status of an invalid run. Its spec is immutable, so it cannot be corrected."""
     status = replace(
-        run.status, phase=COMPLETE, progress="", verdict=str(Verdict.ERROR), reason="Invalid", text=text[:MAX_TEXT],
+        run.status, phase=COMPLETE, progress="", verdict=Verdict.ERROR, reason="Invalid", text=text[:MAX_TEXT],
         completed_at=rfc3339(now),
     )  # fmt: skip
     return with_conditions(run, status, [
@@ -139,7 +139,7 @@ def ended(
     """Return the final status: `report` has a verdict. `record_lost`: the record was lost with an earlier recorder
     pod."""
     if record_lost and _without_data(report):
-        inconclusive = str(Verdict.INCONCLUSIVE)
+        inconclusive = Verdict.INCONCLUSIVE
         text = f"{RECORD_LOST}. The runner reported: {report.reason or report.verdict}: {report.text}"
         report = replace(report, verdict=inconclusive, reason=RECORDER_LOST, text=text[:MAX_TEXT])
     before, verdict, reason, text = run.status, report.verdict, report.reason or report.verdict, report.text
@@ -148,7 +148,7 @@ def ended(
         _mirrored(before, report), phase=COMPLETE, active_faults=(), completed_at=completed, started_at=before.started_at or completed,
         report=naming.report_name(run.name), remaining="", remaining_seconds=None,
     )  # fmt: skip
-    judged = verdict in (str(Verdict.PASS), str(Verdict.FAIL))
+    judged = verdict in (Verdict.PASS, Verdict.FAIL)
     return with_conditions(run, status, [
         *conditions.ended(reason, text, well=judged),
         *_measured(report.faults),
@@ -162,7 +162,7 @@ def _without_data(report: RunReport) -> bool:
     """Return whether a missing record explains this verdict."""
     if report.evaluation_failure:
         return True
-    return report.verdict == str(Verdict.INCONCLUSIVE) and report.reason in (NO_DATA, HISTORY_INCOMPLETE)
+    return report.verdict == Verdict.INCONCLUSIVE and report.reason in (NO_DATA, HISTORY_INCOMPLETE)
 
 
 def deleting(run: Run, testbeds: Sequence[str], now: float) -> ScenarioRunStatus:
@@ -199,7 +199,7 @@ def events(before: ScenarioRunStatus, after: ScenarioRunStatus) -> list[Emit]:
     if after.phase == EVALUATING and before.phase != EVALUATING:
         found.append(Emit("Normal", "Evaluating", "the trials are done"))
     if after.phase == COMPLETE and before.phase != COMPLETE:
-        bad = after.verdict in (str(Verdict.ERROR), str(Verdict.FAIL))
+        bad = after.verdict in (Verdict.ERROR, Verdict.FAIL)
         text = " ".join(f"{after.verdict} {after.reason}: {after.text}".split())
         found.append(
             Emit("Warning" if bad else "Normal", COMPLETE, clip(text.replace(" :", ":").rstrip(": ")))

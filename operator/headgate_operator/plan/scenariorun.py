@@ -211,7 +211,7 @@ def _mirrored_end(
         report = replace(report, text=f"the history was not evaluated: {never_began}")
     status = runstatus.ended(observed.run, report, now, history=_history(observed), record_lost=lost)
     events = [*_first_events(findings), *runstatus.events(observed.status, status)]
-    if status.verdict == str(Verdict.ERROR):
+    if status.verdict == Verdict.ERROR:
         events += [Emit("Warning", EVALUATION_FAILED, tail(text)) for text in failures]
     return Plan(tuple(events), status, 0.0)
 

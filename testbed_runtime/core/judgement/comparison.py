@@ -54,9 +54,6 @@ class Key(Struct, frozen=True):
     def unit(self) -> str:
         return m.METRICS[self.metric].unit
 
-    def to_json(self) -> dict[str, Any]:
-        return {**to_builtins(self), "title": self.title, "unit": self.unit}
-
     def matches(self, row: Row) -> bool:
         info = m.METRICS[self.metric]
         same_phase = not info.phased or row["phase"] == self.phase
@@ -141,7 +138,7 @@ class Contrast(Struct, frozen=True, kw_only=True):
             for name, interval in (("improvement", self.improvement), ("relative", self.relative))
         }
         del fields["key"], fields["name"], fields["confidence"]
-        return {**self.key.to_json(), "group": self.name, **fields, "note": self.note}
+        return {**to_builtins(TableMetric.of(self.key)), "group": self.name, **fields, "note": self.note}
 
 
 def contrast(
@@ -283,8 +280,8 @@ def undecided(expectation: Expectation, found: Contrast) -> str:
 # ---- Tables
 
 
-class Listed(Struct, frozen=True, rename="camel"):
-    """A metric of the table (`Key`)."""
+class TableMetric(Struct, frozen=True, rename="camel"):
+    """A key as comparison.json has it."""
 
     title: str
     unit: str = ""
@@ -323,7 +320,7 @@ class GroupMeans(Struct, frozen=True):
 class Comparison(Struct, frozen=True, kw_only=True, rename="camel"):
     """The means of each group, and each group compared with another one, as comparison.json has them."""
 
-    metrics: tuple[Listed, ...] = ()
+    metrics: tuple[TableMetric, ...] = ()
     groups: tuple[GroupMeans, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     summary: tuple[str, ...] = ()
@@ -366,7 +363,7 @@ def comparison(
         for key in shown
     ]
     return Comparison(
-        metrics=tuple(map(Listed.of, listed)),
+        metrics=tuple(map(TableMetric.of, listed)),
         groups=tuple(_group(g, listed) for g in groups),
         contrasts=tuple(contrasts),
         summary=tuple(_summaries([(a.name, b.name) for a, b in pairs], contrasts)),

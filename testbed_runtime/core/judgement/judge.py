@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, Row, show
-from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, TrialFacts, Verdict, aggregate
+from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, TrialFacts, Verdict, most_severe
 
 LEAKED = "buffers.leaked"
 
@@ -50,7 +50,7 @@ def judge(
     by_variant = {variant: [t for t in trials if t.variant == variant] for variant in variants}
     for variant in variants:
         found = _VariantJudge(variant, by_variant, expectations.get(variant, ()), by_trial, looks).judge()
-        verdicts[variant] = aggregate(j.verdict for j in found)
+        verdicts[variant] = most_severe(j.verdict for j in found)
         judged.extend(found)
     if healed:
         judged.insert(0, _run_healed(healed))

@@ -17,6 +17,10 @@ Curve = list[Amount | None]
 """A value for each bin or column; None without data."""
 
 
+NOT_MEASURED = "not measured"
+"""The effect or the residue of a fault that nothing shows."""
+
+
 class Span(Struct, frozen=True):
     """A phase, a fault or a restart."""
 
@@ -97,8 +101,8 @@ class FaultSeen(Struct, frozen=True, kw_only=True):
     at_s: Number | None = None
     before_submit: bool = False
     duration_s: Number | None = None
-    effect: str = "not measured"
-    residue: str = "not measured"
+    effect: str = NOT_MEASURED
+    residue: str = NOT_MEASURED
     backend: str = ""
     why: str = ""
     text: str = ""

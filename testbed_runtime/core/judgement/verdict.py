@@ -35,7 +35,7 @@ EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 """Exit code of every process that fails."""
 
 
-def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
+def most_severe(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the most severe verdict; Inconclusive without any."""
     return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict.INCONCLUSIVE)
 
@@ -155,7 +155,7 @@ class RunVerdict(Struct, frozen=True, kw_only=True):
         causes: Mapping[str, str],
         stopped: str = "",
     ) -> Self:
-        verdict = aggregate(item.verdict for item in judged)
+        verdict = most_severe(item.verdict for item in judged)
         worst = next((item for item in judged if item.verdict is verdict), None)
         made = cls(
             verdict=verdict,

@@ -17,6 +17,8 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import CONTROL, NEVER, Role
 from testbed_runtime.core.versions import LATEST, VERSIONS
 
+MANIFEST_SCHEMA = 2
+
 
 class PhaseEntry(Struct, frozen=True):
     name: str
@@ -147,6 +149,7 @@ class ScenarioEntry(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RunManifest(Struct, frozen=True, kw_only=True):
+    schema: int = MANIFEST_SCHEMA
     run: str
     expectations: dict[str, list[dict[str, Any]]]
     """The expectations of each variant, as `Expectation.from_item` reads them."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 RETENTION = "execution.checkpointing.externalized-checkpoint-retention"
 Role = Literal["fault", "control"]
+"""The role of a trial. The control trial has no faults."""
 FAULT: Role = "fault"
 CONTROL: Role = "control"
 """Roles of a trial. A control trial has the same phases and injects nothing."""
