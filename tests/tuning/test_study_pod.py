@@ -54,11 +54,12 @@ def finish(
     verdict: str = "Pass",
     seconds: float | None = 1.0,
     recovery: str = "{}",
+    text: str = "",
 ) -> None:
-    """As the runner's pod and the operator do."""
+    """As the runner's pod and the operator do. `text`: another content of verdict.json."""
     name = run["metadata"]["name"]
     item = {"metric": "recovery.total", "value": seconds, "measured": f"{seconds} s"}
-    text = json.dumps(run_verdict(verdict, summary=verdict, expectations=[item]).to_json())
+    text = text or json.dumps(run_verdict(verdict, summary=verdict, expectations=[item]).to_json())
     api.put(
         {
             "apiVersion": "v1",
@@ -153,6 +154,23 @@ async def test_a_row_whose_run_is_refused_is_an_error_and_the_others_run(status:
     row = next(row for row in found["table"] if row["options"]["heartbeat.timeout"] == "5 s")
     assert row["verdict"] == "Error"
     assert "Flink does not start" in row["reason"]
+
+
+async def test_a_row_whose_report_cannot_be_read_is_an_error_and_the_others_run() -> None:
+    """Another version of Headgate wrote it. The pod would otherwise end with that, again and again."""
+    api = model(budget={"parallel": 3})
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 3)
+    first, *others = runs(api)
+    finish(api, first, text='{"verdict": "Perfect"}')
+    for run in others:
+        finish(api, run)
+    await asyncio.wait_for(task, LIMIT_S)
+    rows = said(api)["table"]
+    assert sorted(row["verdict"] for row in rows) == ["Error", "Pass", "Pass"]
+    assert any(
+        "cannot read the report's verdict.json: Invalid enum value 'Perfect'" in row["reason"] for row in rows
+    )
 
 
 async def test_nothing_is_applied_when_no_row_passes() -> None:
