@@ -281,7 +281,7 @@ def undecided(expectation: Expectation, found: Contrast) -> str:
 
 
 class TableMetric(Struct, frozen=True, rename="camel"):
-    """A key as comparison.json has it."""
+    """A compared metric, as comparison.json has it."""
 
     title: str
     unit: str = ""
@@ -332,7 +332,7 @@ class Comparison(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return what comparison.json says in words and means, without the contrasts. Raises ValueError, which names the field."""
+        """Return the comparison with this content, without its contrasts. Raises ValueError, which names the field."""
         return convert({**data, "contrasts": ()}, cls)
 
     def to_json(self) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class RunVerdict(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Raises ValueError, which names the field."""
+        """Return the verdict with this content. Raises ValueError, which names the field."""
         return convert(data, cls)
 
     def to_json(self) -> dict[str, Any]:
