@@ -4,7 +4,7 @@ history shows when the delay ended."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, RM_NAME, Outcome, Wait
+from testbed_runtime.history.waits import INT64_MAX
 
 _HELD_BACK = {
     "partition": "registration.delay",
@@ -74,18 +75,7 @@ def with_enough(
             else ""
         )
         found = replace(segment, budget_ns=wait.budget_ns, enough_ns=needed, enough_value=value)
-        muted = shows.muted(wait)
-        if muted is None or ordinal(muted.what) not in used:
-            return found
-        same = (wait.kind, wait.who, wait.what, wait.option, wait.outcome)
-        losses = [w for w in waits if (w.kind, w.who, w.what, w.option, w.outcome) == same]
-        losses.sort(key=lambda w: w.start_ns)
-        gaps = (later.start_ns - earlier.end_ns for earlier, later in pairwise(losses))
-        gap_ns = max(rounds[-1].end_ns - wait.end_ns, *gaps, 0)  # the job restarts after each loss
-        # with a limit below this, another loss fits into the fault
-        share = max(0, needed - gap_ns * len(losses)) // (len(losses) + 1)
-        text = f"{ordinal(muted.what)} to be lost once more, during the fault `{muted.fault}`"
-        return with_slack(found, max(0, wait.budget_ns - share), text)
+        return shows.with_another_loss(found, wait, rounds[-1].end_ns, used)
 
     def in_pause(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
@@ -279,15 +269,28 @@ class _Ends:
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
         return lost, [e for e in self.effects if keeps_silent(e, lost)]
 
-    def muted(self, wait: Wait) -> Wait | None:
-        """Return the wait for heartbeats, with the lost TaskManager and the fault that mutes it. None if the wait is
-        for something else, or if the TaskManager could not register again during the fault. With a lower value, such
-        a TaskManager is lost again before the fault ends."""
-        if wait.option != _HEARTBEAT:
-            return None
+    def with_another_loss(
+        self, segment: Segment, wait: Wait, until_ns: int, used: Collection[str]
+    ) -> Segment:
+        """Return the segment of this wait with smaller savings if it is for the heartbeats of a muted TaskManager that the job still `used`: with
+        a lower value, that TaskManager is lost once more before the fault ends. `until_ns`: when the recovery ended."""
         lost, silent = self._lost(wait)
-        muted = [e for e in silent if e.kind == _MUTED]
-        return replace(lost, fault=muted[0].fault) if muted and muted == silent else None
+        name = ordinal(lost.what)
+        if wait.option != _HEARTBEAT or name not in used or {e.kind for e in silent} != {_MUTED}:
+            return segment
+        begun_ns = min(e.begun_ns for e in silent)
+        ended_ns = max(e.ended_ns or INT64_MAX for e in silent)
+        same = (wait.kind, wait.who, wait.what, wait.option, wait.outcome)
+        losses = [w for w in self.waits if (w.kind, w.who, w.what, w.option, w.outcome) == same]
+        losses = sorted(
+            (w for w in losses if begun_ns < w.end_ns and w.start_ns < ended_ns), key=lambda w: w.start_ns
+        )
+        gaps = (later.start_ns - earlier.end_ns for earlier, later in pairwise(losses))
+        gap_ns = max(until_ns - losses[-1].end_ns, *gaps, 0)  # the job restarts after each loss
+        # with a limit below this, another loss fits into the fault
+        share = (segment.enough_ns - gap_ns * len(losses)) // (len(losses) + 1)
+        text = f"{name} to be lost once more, during the fault `{silent[0].fault}`"
+        return with_slack(segment, max(0, wait.budget_ns - share), text)
 
     def _answered(self, lost: Wait) -> int | None:
         """Return how long a heartbeat is missing that only comes late: the next request is delayed, and then its answer."""

@@ -67,6 +67,7 @@ def judged(
     segment: dict[str, Any] | None = None,
     configuration: dict[str, str] | None = None,
     places: dict[str, str] | None = None,
+    until: float | None = None,
 ) -> Segment:
     """Return the segment of the first wait, in a round that it ended. `asked`: the faults of the manifest."""
     first = waits[0]
@@ -74,7 +75,8 @@ def judged(
         "kind": first.kind, "phase": "detect", "who": first.who, "what": first.what, "start_ns": first.start_ns + at(0.1),
         "end_ns": first.end_ns, "option": first.option, "value": first.value, "outcome": str(first.outcome), "text": "x",
     } | (segment or {})  # fmt: skip
-    known = Round(number=1, start_ns=0, end_ns=first.end_ns, segments=(Segment(**own),))
+    end_ns = first.end_ns if until is None else at(until)
+    known = Round(number=1, start_ns=0, end_ns=end_ns, segments=(Segment(**own),))
     entry = trial_entry(
         {
             "configuration": {"heartbeat.interval": "1 s"} | (configuration or {}),
@@ -498,25 +500,29 @@ def test_restarts_in_a_fault_save_only_what_comes_after_its_end(
 
 
 @pytest.mark.parametrize(
-    ("again", "place", "slack_s"),
+    ("again", "place", "until", "slack_s"),
     [
-        ((), "tm-1", 1.0),
-        ((15,), "tm-1", 5 - 8 / 3),
-        ((16,), "tm-1", 5 - 6 / 3),
-        ((15, 21), "tm-1", 5 - 5 / 4),
-        ((18,), "tm-1", 5 - 2 / 3),
-        ((20,), "tm-1", -1),
-        ((), "tm-2", -1),
+        ((), "tm-1", 15, 1.0),
+        ((), "tm-1", 16, 1.5),  # the restart took 1 s
+        ((15,), "tm-1", 15, 5 - 8 / 3),
+        ((15,), "tm-1", 21, 5 - 6 / 3),  # that of the last loss
+        ((16,), "tm-1", 15, 5 - 6 / 3),
+        ((15, 16.9), "tm-1", 15, 5 - 8 / 4),
+        ((16.9,), "tm-1", 15, 5 - 4.2 / 3),
+        ((17,), "tm-1", 15, 1.0),  # after the fault, because of another one
+        ((1,), "tm-1", 15, 1.0),  # before it
+        ((), "tm-1", 23, -1),
+        ((), "tm-2", 15, -1),
     ],
 )
 def test_a_shorter_timeout_lets_a_muted_taskmanager_be_lost_once_more(
-    again: tuple[float, ...], place: str, slack_s: float
+    again: tuple[float, ...], place: str, until: float, slack_s: float
 ):
     """It would have been heard again after 8 s, and was lost after 5 s each time. Three losses fit into 8 s below 2.67 s, and
-    below less if the job restarts between them."""
+    below less if the job restarts between them, or after them `until` the recovery ended."""
     more = [wait("heartbeat", HEARTBEAT, (begin, begin + 5)) for begin in again]
     mute = effect("mute", "heartbeats.mute", 10.1, 17, "tm-1")
     asked = {"mute": {"duration_s": 6.9}}
-    found = judged([BEATS, *more], [mute], asked, places={"map-0": place})
+    found = judged([BEATS, *more], [mute], asked, places={"map-0": place}, until=until)
     assert found.slack_ns == pytest.approx(round(slack_s * NS) if slack_s >= 0 else -1, abs=1)
     assert found.next == ("tm-1 to be lost once more, during the fault `mute`" if slack_s >= 0 else "")
