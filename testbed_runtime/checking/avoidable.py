@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, round_trip_delays, targets_of
-from testbed_runtime.checking.heldmessages import acts_on, keeps_silent
+from testbed_runtime.checking.heldmessages import acts_on, keeps_silent, silences
 from testbed_runtime.checking.lasting import PAUSE, each_segment, with_slack
 from testbed_runtime.checking.rounds import REFUSING, responsible
 from testbed_runtime.checking.waitcauses import ordinal
@@ -209,13 +209,15 @@ class _Ends:
         back = None if pause is None else self._ended_by_itself(pause)
         if pause is None or back is None or not segment.start_ns < back <= segment.end_ns + TIE_NS:
             return segment
+        pauses = (e for e in self.effects if e.kind == pause.kind and (e.ended_ns or 0) > pause.begun_ns)
+        begun_ns = min((e.begun_ns for e in pauses), default=back)  # one that went on is one with it
         expired = [
             w
             for w in self.waits
             if (w.kind == "lease" or (w.kind, w.what) == ("heartbeat", JOBMASTER_NAME))
             and w.outcome is Outcome.EXPIRED
             and PRODUCT not in w.option
-            and pause.begun_ns < w.start_ns + w.budget_ns <= back
+            and begun_ns < w.start_ns + w.budget_ns <= back
         ]
         if len({w.option for w in expired}) != 1:
             return segment
@@ -260,14 +262,23 @@ class _Ends:
         silent_ns = min(*(e.begun_ns for e in silent), wait.end_ns - TIE_NS)
         begun = [w.start_ns for w in own if w.start_ns < wait.end_ns and silent_ns < w.end_ns]
         since = min(begun, default=wait.start_ns)
-        repeated = any(not (e.kind.endswith(".pause") or e.sent_again_ns) for e in silent)
-        return back - since + (self.interval_ns if repeated else 0)
+        return back - since + max(map(self._repeated_ns, silent))
 
     def _lost(self, wait: Wait) -> tuple[Wait, list[FaultEffect]]:
-        """Return the wait as one for the TaskManager's heartbeats, and the faults that kept the TaskManager silent."""
+        """Return the wait as one for the TaskManager's heartbeats, and the faults that kept the TaskManager silent: those during the wait, and
+        those that began before it was heard again."""
         at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
-        return lost, [e for e in self.effects if keeps_silent(e, lost)]
+        silent = [e for e in self.effects if keeps_silent(e, lost)]
+        for later in sorted(self.effects, key=lambda e: e.begun_ns) if silent else ():
+            heard_ns = max((e.ended_ns or INT64_MAX) + self._repeated_ns(e) for e in silent)
+            if later.begun_ns <= heard_ns < (later.ended_ns or INT64_MAX) and silences(later, lost):
+                silent.append(later)
+        return lost, silent
+
+    def _repeated_ns(self, silent: FaultEffect) -> int:
+        """Return how long after this fault the next heartbeat comes. One that is only late comes at once."""
+        return 0 if silent.kind.endswith(".pause") or silent.sent_again_ns else self.interval_ns
 
     def with_another_loss(
         self, segment: Segment, wait: Wait, until_ns: int, used: Collection[str]

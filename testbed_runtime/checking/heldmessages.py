@@ -99,17 +99,23 @@ def _ordinal(loss: Wait) -> str:
 
 
 def keeps_silent(effect: FaultEffect, loss: Wait) -> bool:
-    """Return whether this fault kept the lost TaskManager silent for at least half of the wait, because it paused, muted or cut off the
-    TaskManager. A kill does not count: a killed process does not come back."""
+    """Return whether this fault kept the lost TaskManager silent for at least half of the wait."""
+    return silences(effect, loss) and acts_on(effect, loss)
+
+
+def silences(effect: FaultEffect, loss: Wait) -> bool:
+    """Return whether this fault paused, muted or cut off the lost TaskManager. A kill does not count: a killed process does not come back."""
     cuts = effect.hides_link and not effect.on_data_alone
-    return (cuts or effect.kind in _NO_ANSWER) and acts_on(effect, loss)
+    return (cuts or effect.kind in _NO_ANSWER) and _hits(effect, loss)
 
 
 def acts_on(effect: FaultEffect, loss: Wait) -> bool:
     """Return whether this fault acted on the lost TaskManager, or on its link to the JobManager, for at least half of the wait."""
-    if effect.injected_ns is None:
-        return False
-    ends = {_ordinal(loss), JOBMANAGER, ANYBODY, ""}
     lasted = min(effect.ended_ns or loss.end_ns, loss.end_ns) - max(effect.begun_ns, loss.start_ns)
+    return _hits(effect, loss) and 2 * lasted >= loss.end_ns - loss.start_ns
+
+
+def _hits(effect: FaultEffect, loss: Wait) -> bool:
+    ends = {_ordinal(loss), JOBMANAGER, ANYBODY, ""}
     hit = any(ends.issuperset(split_link(target)) for target in targets_of(effect))
-    return hit and 2 * lasted >= loss.end_ns - loss.start_ns
+    return hit and effect.injected_ns is not None

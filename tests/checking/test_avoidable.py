@@ -258,6 +258,44 @@ BEATS = wait("heartbeat", HEARTBEAT, (10, 15))
         ([effect("gc", "network.partition", 10.1, 17, "tm-1", plane="data")], None),
         ([GC, effect("mute", "heartbeats.mute", 10.1, 19, "tm-1")], 10.0),
         ([effect("gc", "process.kill", 10.1, 17, "tm-1")], None),
+        # another fault keeps it silent after that
+        ([GC, effect("two", "process.pause", 17, 20, "tm-1")], 10.0),
+        ([GC, effect("two", "process.pause", 17.1, 20, "tm-1")], 7.0),
+        ([GC, effect("two", "process.pause", 16, 20, "tm-2")], 7.0),
+        ([GC, effect("two", "process.pause", 16, 17, "tm-1")], 7.0),
+        ([GC, effect("two", "process.pause", 16, None, "tm-1")], None),
+        ([GC, effect("two", "network.latency", 16, 20, "tm-1")], 7.0),
+        ([GC, effect("two", "heartbeats.mute", 16, 20, "tm-1")], 11.0),
+        (
+            [
+                GC,
+                effect("three", "process.pause", 19, 21, "tm-1"),
+                effect("two", "process.pause", 16, 20, "tm-1"),
+            ],
+            11.0,
+        ),
+        (
+            [
+                GC,
+                effect("two", "process.pause", 16, 20, "tm-1"),
+                effect("kill", "process.kill", 19, 20, "tm-1"),
+            ],
+            None,
+        ),
+        (
+            [
+                effect("gc", "heartbeats.mute", 10.1, 17, "tm-1"),
+                effect("two", "heartbeats.mute", 18, 20, "tm-1"),
+            ],
+            11.0,
+        ),
+        (
+            [
+                effect("gc", "heartbeats.mute", 10.1, 17, "tm-1"),
+                effect("two", "heartbeats.mute", 18.1, 20, "tm-1"),
+            ],
+            8.0,
+        ),
         # it closes the data connections too, so the job fails anyway
         ([effect("half", "network.half-open", 10.1, 17, "tm-1", plane="rpc")], 8.0),
         ([effect("half", "network.half-open", 10.1, 17, "tm-1", plane="both")], None),
@@ -379,7 +417,6 @@ def test_a_product_of_options_is_not_enough_by_itself():
 
 
 LEASE = "high-availability.kubernetes.leader-election.lease-duration"
-PAUSED = effect("gc", "jobmanager.pause", 10, 18, "jobmanager")
 MISSED = wait("heartbeat", HEARTBEAT, (9.5, 18.1), who="tm-1-1", what="JobMaster")
 RENEWED = wait("lease", LEASE, (9, 18), who="jobmanager", what="")
 
@@ -405,6 +442,9 @@ RENEWED = wait("lease", LEASE, (9, 18), who="jobmanager", what="")
         ([MISSED], {"span": (10, 17.98)}, (HEARTBEAT, 8.5)),
         ([MISSED], {"span": (10, 17.97)}, None),  # the pause goes on
         ([MISSED], {"span": (18, 18.05)}, None),  # the pause is over
+        ([RENEWED], {"begun": 14}, None),  # it had expired before
+        ([RENEWED], {"begun": 14, "before": 14.1}, (LEASE, 9.0)),  # in a pause that went on
+        ([RENEWED], {"begun": 14, "before": 14}, None),
         ([MISSED], {"lost": 9.9}, (HEARTBEAT, 8.5)),  # the job has recovered from that
         ([MISSED], {"lost": 10}, None),  # it has to restart anyway
         ([MISSED], {"lost": 18}, None),
@@ -425,14 +465,15 @@ def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
     waits: list[Wait], more: dict[str, Any], expected: tuple[str, float] | None
 ):
     """TaskManagers miss its heartbeats, or its lease runs out. Another fault lasted at the same time, and a TaskManager is killed later."""
-    asked = trial_entry({"faults": [{"name": "gc", "duration_s": more.get("asked", 8)}]})
+    since = more.get("begun", 10)
+    asked = trial_entry({"faults": [{"name": "gc", "duration_s": more.get("asked", 18 - since)}]})
     begun, ended = more.get("span", (10, 18))
     part = Segment(
         kind="jobmanager", phase="detect", start_ns=at(begun), end_ns=at(ended), outcome="completed", text="x",
         fault=more.get("fault", "gc"),
     )  # fmt: skip
     known = Round(number=1, start_ns=part.start_ns, end_ns=part.end_ns, segments=(part,))
-    pause = replace(PAUSED, kind=more.get("kind", PAUSED.kind))
+    pause = effect("gc", more.get("kind", "jobmanager.pause"), since, 18, "jobmanager")
     lost = more.get("lost", 30)
     effects = [
         effect("slow", "network.latency", 0, 30),
@@ -442,6 +483,8 @@ def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
     if "paused" in more:
         short = effect("short", more.get("by", "process.pause"), 11, 11 + more["paused"], "tm-4")
         effects.append(replace(short, plane=more.get("plane", "both")))
+    if "before" in more:
+        effects.append(effect("before", "jobmanager.pause", 8, more["before"], "jobmanager"))
     (found,) = with_enough([known], [failure(at(more.get("failed", ended)))], waits, effects, asked)
     (one,) = found.segments
     if expected is None:
