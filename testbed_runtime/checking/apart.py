@@ -13,6 +13,7 @@ from testbed_runtime.checking.criticalpath import NEAR_NS, is_awaited, taskmanag
 from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
+from testbed_runtime.checking.heldmessages import silences
 from testbed_runtime.checking.lasting import PAUSE, with_slack
 from testbed_runtime.checking.pieces import is_of_option
 from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
@@ -257,10 +258,10 @@ class _Alone:
 
 
 def lost_in(
-    effects: Iterable[FaultEffect], waits: Iterable[Wait], start_ns: int, end_ns: int
+    effects: Iterable[FaultEffect], waits: Sequence[Wait], start_ns: int, end_ns: int
 ) -> frozenset[str]:
     """Return the TaskManagers that an outage lacks: they were killed and not replaced before it, or they were paused or cut off from the
-    JobManager in it."""
+    JobManager in it, for so long that their heartbeats were missed."""
     begun = [e for e in effects if e.injected_ns is not None and e.begun_ns <= end_ns]
     replaced = [w for w in waits if w.kind == "replacement" and w.outcome is Outcome.FIRED]
     up = [(taskmanager_of(w), w.end_ns) for w in replaced if w.end_ns <= start_ns]
@@ -271,12 +272,15 @@ def lost_in(
         for target in targets_of(e)
         if not any(name == target and e.begun_ns < up_ns for name, up_ns in up)
     }
-    during = [e for e in begun if (e.ended_ns or end_ns) > start_ns]
-    paused = [e for e in during if e.kind == PAUSE]
-    cut = [e for e in during if e.hides_link and not e.on_data_alone]
-    links = (set(split_link(target)) for e in cut for target in targets_of(e))
-    alone = (ends - {JOBMANAGER, ANYBODY, ""} for ends in links)
-    return frozenset(killed.union(*map(targets_of, paused), *(ends for ends in alone if len(ends) == 1)))
+    during = [e for e in begun if (e.ended_ns or end_ns) > start_ns and (e.kind == PAUSE or e.hides_link)]
+    missed = {
+        logical_name(wait.what)
+        for wait in waits
+        if _missed(wait) and is_task_manager(logical_name(wait.what))
+        for e in during
+        if e.begun_ns < wait.end_ns <= end_ns and silences(e, wait)
+    }
+    return frozenset(killed | missed)
 
 
 def missing_taskmanagers(entry: TrialEntry, lost: int) -> int:

@@ -216,24 +216,35 @@ def test_a_taskmanager_that_was_replaced_before_an_outage_is_not_lost_in_it(
 
 
 @pytest.mark.parametrize(
-    ("kind", "plane", "target", "span", "lacks"),
+    ("kind", "plane", "target", "span", "missed", "lacks"),
     [
-        ("network.partition", "rpc", "tm-1", (10, 21), True),
-        ("network.stall", "both", "tm-1->jobmanager", (10, 21), True),
-        ("network.partition", "data", "tm-1", (10, 21), False),
-        ("network.partition", "rpc", "tm-1->tm-2", (10, 21), False),  # the JobManager still reaches both
-        ("network.partition", "rpc", "tm-1", (10, 20), False),
-        ("network.partition", "rpc", "tm-1", (31, 40), False),
-        ("network.latency", "rpc", "tm-1", (10, 21), False),
-        ("process.pause", "data", "tm-1", (10, 21), True),
+        ("network.partition", "rpc", "tm-1", (10, 21), {}, True),
+        ("network.stall", "both", "tm-1->jobmanager", (10, 21), {}, True),
+        ("network.partition", "data", "tm-1", (10, 21), {}, False),
+        ("network.partition", "rpc", "tm-1->tm-2", (10, 21), {}, False),  # the JobManager still reaches both
+        ("network.partition", "rpc", "tm-1", (10, 20), {}, False),
+        ("network.partition", "rpc", "tm-1", (31, 40), {}, False),
+        ("network.latency", "rpc", "tm-1", (10, 21), {}, False),
+        ("heartbeats.mute", "rpc", "tm-1", (10, 21), {}, False),  # it registers again at once
+        ("process.pause", "data", "tm-1", (10, 21), {}, True),
+        # its heartbeats were not missed in the fault
+        ("process.pause", "data", "tm-1", (10, 21), {"outcome": Outcome.COMPLETED}, False),
+        ("network.partition", "rpc", "tm-1", (10, 21), {"outcome": Outcome.COMPLETED}, False),
+        ("network.partition", "rpc", "tm-1", (10, 21), {"what": "tm-2-1"}, False),
+        ("network.partition", "rpc", "jobmanager", (10, 21), {"what": JOBMASTER_NAME}, False),
+        ("network.partition", "rpc", "jobmanager", (10, 21), {"what": "ResourceManager"}, False),
+        ("network.partition", "rpc", "tm-1", (10, 21), {"end_ns": 10 * NS}, False),
+        ("network.partition", "rpc", "tm-1", (10, 40), {"end_ns": 31 * NS}, False),
+        ("network.partition", "rpc", "tm-1", (10, 40), {"end_ns": 30 * NS}, True),
     ],
 )
-def test_a_taskmanager_that_is_cut_off_from_the_jobmanager_is_lacking_like_a_paused_one(
-    kind: str, plane: str, target: str, span: tuple[float, float], lacks: bool
+def test_a_taskmanager_that_is_cut_off_or_paused_is_lacking_once_its_heartbeats_are_missed(
+    kind: str, plane: str, target: str, span: tuple[float, float], missed: dict[str, Any], *, lacks: bool
 ):
-    """The outage is from 20 to 30 s."""
+    """The outage is from 20 to 30 s. The loss was noticed before it, at 15 s."""
     cut = replace(effect(kind, span, targets=f'["{target}"]'), plane=plane)
-    assert lost_in([cut], [], 20 * NS, 30 * NS) == ({"tm-1"} if lacks else set())
+    noticed = replace(lost("tm-1", 5, 15), **missed)
+    assert lost_in([cut], [noticed], 20 * NS, 30 * NS) == ({"tm-1"} if lacks else set())
 
 
 @pytest.mark.parametrize(
