@@ -262,7 +262,9 @@ class _Paths:
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         if len(_faults_of(outage)) > 1:
-            shared = until_each_has_recovered(shared, self.hits, causes, self.waits, awaited=self.awaited)
+            shared = until_each_has_recovered(
+                shared, self.hits, causes, self.waits, awaited=self.awaited, effects=self.effects
+            )
         placed = partial(places, self.trial)
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry, places=placed)
         return each_segment(shared, capped)

@@ -124,17 +124,19 @@ def until_each_has_recovered(
     waits: Sequence[Wait],
     *,
     awaited: Callable[[str], Collection[str]],
+    effects: Iterable[FaultEffect] = (),
 ) -> tuple[Round, ...]:
     """Return the rounds with the savings of each option limited. Without the waits of that option, the job
     would still have to recover from each fault on its own, and the time for that cannot be saved. `causes`:
-    the failures of the rounds. `awaited`: for an option, the TaskManagers that the job would wait for without its waits."""
+    the failures of the rounds. `awaited`: for an option, the TaskManagers that the job would wait for without its waits. `effects`: every
+    fault, also those that only delay steps."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()
     for cause in causes:
         if (fault := responsible(faults, cause)) is not None:
             shown.setdefault(fault.fault, cause)
-    alone = _Alone(rounds, shown, waits, awaited)
+    alone = _Alone(rounds, shown, waits, awaited, effects)
     segments = [s for r in rounds for s in r.segments]
     lasted = sum(s.end_ns - s.start_ns for s in segments if not _works(s))
     for option in dict.fromkeys(s.option for s in segments if s.option):
@@ -169,7 +171,9 @@ class _Alone:
         known: Mapping[str, Cause],
         waits: Sequence[Wait],
         awaited: Callable[[str], Collection[str]],
+        effects: Iterable[FaultEffect],
     ) -> None:
+        self.begun = {e.fault: e.begun_ns for e in effects}
         self.last = rounds[-1].segments
         self.worked = [s for r in rounds for s in r.segments if _works(s)]
         self.end_ns = rounds[-1].end_ns
@@ -182,7 +186,7 @@ class _Alone:
         begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in
         which the job worked on its backlog nevertheless does not count."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
-        after = self._after(option, {h.fault.fault for h in hits})
+        own = {h.fault.fault for h in hits}
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
         lost = [self._lost(h) for h in hits]
         spare = sum(lost) - len(self.awaited(option))
@@ -195,9 +199,11 @@ class _Alone:
             spare -= fewer
             ended, restarts = self._stopped_until(hit, option, spared=spare >= 0)
             if restarts:
+                restart_ns = max(ended, begun if down or hit in gone else begun + delay)
+                after = self._after(option, own | {n for n, at in self.begun.items() if at > restart_ns})
                 other = "registration" if gone and hit not in gone else ""  # only with the next JobManager
                 steps = sum(ns for kind, ns in after.items() if kind != other)
-                ended = max(ended, begun if down or hit in gone else begun + delay) + steps
+                ended = restart_ns + steps
             ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
             since = max(until, begun)
             worked = (min(ended, s.end_ns) - max(since, s.start_ns) for s in self.worked)
@@ -220,7 +226,7 @@ class _Alone:
 
     def _after(self, option: str, apart: Set[str]) -> dict[str, int]:
         """Return how long the steps after a restart delay take, by their kind, as the last round shows it. Steps that expired or that
-        one of the faults `apart` delayed do not count, because they may concern only one of the faults."""
+        one of the faults `apart` delayed do not count, because they may concern only one of the faults, or no earlier restart."""
         steps = dict[str, int]()
         for s in self.last:
             own = s.kind in _AFTER_A_DELAY and s.option != option and s.fault not in apart

@@ -269,6 +269,23 @@ def test_each_replacement_leaves_the_steps_of_a_restart():
     assert saved(REPLACED, [ONE, hit("two", "process.kill", 5, 6, "tm-2")], [NOTICED, SECOND]) == 11 - 2
 
 
+@pytest.mark.parametrize(
+    ("option", "begun", "step_s"), [(DELAY, 2, 1), (DELAY, 2.1, 0), ("o", 12, 1), ("o", 12.1, 0)]
+)
+def test_a_step_that_a_fault_delays_is_left_if_the_restart_meets_that_fault(
+    option: str, begun: float, step_s: int
+):
+    """The loss is noticed after 2 s, and the restart delay takes 10 s if it is not the option."""
+    own, slots = part(0, 12, "slot", option=option), part(12, 13, "deployment", option="", fault="late")
+    late = [effect("rpc.delay", (begun, 20), fault="late")]
+    waits = [NOTICED, delayed()] if option == DELAY else [replace(NOTICED, option=option), delayed(12)]
+    (found,) = until_each_has_recovered(
+        [round_of(own, slots)], [ONE], [], waits, awaited=lambda _: (), effects=late
+    )
+    restart_s = 2 if option == DELAY else 12
+    assert found.segments[0].slack_ns == (13 - restart_s - step_s) * NS
+
+
 def test_the_first_of_two_losses_takes_the_spare_taskmanager():
     """Only the second one waits for a TaskManager that comes, even if that is the replacement of the first one."""
     coming = waited("replacement", 0, 4, what="tm-1-2", option=REPLACED, outcome=Outcome.FIRED)
