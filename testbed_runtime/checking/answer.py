@@ -257,16 +257,14 @@ class _Paths:
             found.insert(0, self._round(outage, number, span, lasting))
             lasting = lasting_wait(self.waits, found[0].segments, span.cause)
         needless = [r.cause is not None and r.cause.kind == "slot" for r in outage.rounds]
-        shared = share_slack(without_outrun(found, self.waits, self.effects), needless)
+        known = self.waits, self.effects
+        shared = share_slack(without_outrun(found, *known), needless)
         shared = with_time_before_kills(shared, self.waits)
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         if len(_faults_of(outage)) > 1:
-            shared = until_each_has_recovered(
-                shared, self.hits, causes, self.waits, awaited=self.awaited, effects=self.effects
-            )
-        placed = partial(places, self.trial)
-        shared = with_enough(shared, causes, self.waits, self.effects, self.entry, places=placed)
+            shared = until_each_has_recovered(shared, self.hits, causes, *known, awaited=self.awaited)
+        shared = with_enough(shared, causes, *known, self.entry, places=partial(places, self.trial))
         return each_segment(shared, capped)
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:

@@ -122,14 +122,13 @@ def until_each_has_recovered(
     hits: Sequence[Hit],
     causes: Iterable[Cause],
     waits: Sequence[Wait],
+    effects: Iterable[FaultEffect],
     *,
     awaited: Callable[[str], Collection[str]],
-    effects: Iterable[FaultEffect] = (),
 ) -> tuple[Round, ...]:
     """Return the rounds with the savings of each option limited. Without the waits of that option, the job
     would still have to recover from each fault on its own, and the time for that cannot be saved. `causes`:
-    the failures of the rounds. `awaited`: for an option, the TaskManagers that the job would wait for without its waits. `effects`: every
-    fault, also those that only delay steps."""
+    the failures of the rounds. `effects`: every fault, also those that only delay steps. `awaited`: for an option, the TaskManagers that the job would wait for without its waits."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()

@@ -56,7 +56,9 @@ def saved(
 ) -> float:
     """A wait for this option from 0 to 10 s, and 1 s for slots: what can be saved, in seconds, before the recovery from the `last` fault."""
     own, slots = part(0, 10, "restart-delay", option=option), part(10, 11, "slot", option="")
-    (found,) = until_each_has_recovered([round_of(own, slots)], hits, [], waits, awaited=lambda _: awaited)
+    (found,) = until_each_has_recovered(
+        [round_of(own, slots)], hits, [], waits, [], awaited=lambda _: awaited
+    )
     first, second = found.segments
     assert second == slots
     last = last or hits[-1].fault.fault
@@ -279,9 +281,7 @@ def test_a_step_that_a_fault_delays_is_left_if_the_restart_meets_that_fault(
     own, slots = part(0, 12, "slot", option=option), part(12, 13, "deployment", option="", fault="late")
     late = [effect("rpc.delay", (begun, 20), fault="late")]
     waits = [NOTICED, delayed()] if option == DELAY else [replace(NOTICED, option=option), delayed(12)]
-    (found,) = until_each_has_recovered(
-        [round_of(own, slots)], [ONE], [], waits, awaited=lambda _: (), effects=late
-    )
+    (found,) = until_each_has_recovered([round_of(own, slots)], [ONE], [], waits, late, awaited=lambda _: ())
     restart_s = 2 if option == DELAY else 12
     assert found.segments[0].slack_ns == (13 - restart_s - step_s) * NS
 
@@ -297,7 +297,7 @@ def test_taskmanagers_register_again_only_with_the_next_jobmanager():
     """They took 1 s for that, which the recovery from the first loss does not need."""
     own, step = part(0, 10, "restart-delay", option=DELAY), part(10, 11, "registration", option="")
     hits = [ONE, hit("two", "jobmanager.kill", 5, 8, "jobmanager")]
-    (found,) = until_each_has_recovered([round_of(own, step)], hits, [], [NOTICED], awaited=lambda _: ())
+    (found,) = until_each_has_recovered([round_of(own, step)], hits, [], [NOTICED], [], awaited=lambda _: ())
     assert found.segments[0].slack_ns == (11 - 2 - (3 + 1)) * NS
 
 
@@ -305,7 +305,7 @@ def test_the_next_jobmanager_recovers_a_job_without_a_delay():
     """It is back after 1 s, and the restart delay before took 3 s."""
     rounds = [round_of(part(0, 10, "heartbeat", option=TIMEOUT), part(10, 11, "slot", option=""))]
     hits = [ONE, hit("two", "jobmanager.kill", 5, 6, "jobmanager")]
-    (found,) = until_each_has_recovered(rounds, hits, [], [NOTICED, delayed(3)], awaited=lambda _: ())
+    (found,) = until_each_has_recovered(rounds, hits, [], [NOTICED, delayed(3)], [], awaited=lambda _: ())
     assert found.segments[0].slack_ns == (11 - (3 + 1) - (1 + 1)) * NS
 
 
@@ -318,6 +318,7 @@ def test_work_during_a_pause_does_not_count():
         [ONE, pause],
         [],
         [NOTICED],
+        [],
         awaited=lambda _: (),
     )
     assert found.segments[0].slack_ns == (4 - 2) * NS
@@ -327,7 +328,7 @@ def test_a_step_of_the_failure_before_does_not_count():
     """The last round begins with the rest of the deployment that failed, for 1 s. Its own one takes 6 s."""
     rest, own = part(10, 11, "deployment", option=""), part(11, 17, "deployment", option="")
     rounds = [round_of(part(0, 10, "restart-delay", option=DELAY)), round_of(rest, own)]
-    (first, _) = until_each_has_recovered(rounds, [ONE], [], [NOTICED], awaited=lambda _: ())
+    (first, _) = until_each_has_recovered(rounds, [ONE], [], [NOTICED], [], awaited=lambda _: ())
     assert first.segments[0].slack_ns == (17 - 2 - 6) * NS
 
 
@@ -338,7 +339,7 @@ def test_a_step_that_expired_may_belong_to_one_fault(outcome: str, expected: flo
         part(0, 9, "restart-delay", option=DELAY),
         part(9, 10, "registration", option="o", outcome=outcome),
     )
-    (found,) = until_each_has_recovered([round_of(own, step)], [ONE], [], [NOTICED], awaited=lambda _: ())
+    (found,) = until_each_has_recovered([round_of(own, step)], [ONE], [], [NOTICED], [], awaited=lambda _: ())
     assert found.segments[0].slack_ns == expected * NS
 
 
@@ -347,7 +348,7 @@ def test_a_limit_is_no_more_exact_than_a_quarter_of_a_second(noticed: float, *, 
     """Nothing but the loss is left of the wait."""
     own = part(0, 3, "restart-delay", option=DELAY)
     (found,) = until_each_has_recovered(
-        [round_of(own)], [ONE], [], [lost("tm-1", 0, noticed)], awaited=lambda _: ()
+        [round_of(own)], [ONE], [], [lost("tm-1", 0, noticed)], [], awaited=lambda _: ()
     )
     assert (found.segments[0].slack_ns >= 0) is limited
 
@@ -359,7 +360,7 @@ def test_a_loss_that_only_a_failure_shows_was_noticed_with_it():
     rounds = [round_of(own, slots)]
     for waits, expected in (([], 12 - 5), ([NOTICED], 12 - 4), ([replace(NOTICED, option=DELAY)], -1)):
         (found,) = until_each_has_recovered(
-            rounds, [ONE], [failed, replace(failed, t_ns=9 * NS)], waits, awaited=lambda _: ()
+            rounds, [ONE], [failed, replace(failed, t_ns=9 * NS)], waits, [], awaited=lambda _: ()
         )
         assert found.segments[0].slack_ns == (expected * NS if expected >= 0 else -1)
 
@@ -380,7 +381,7 @@ def test_what_is_left_belongs_to_the_last_waits_of_an_option():
     )
     found = segments_of(
         until_each_has_recovered(
-            rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=lambda _: ()
+            rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], [], awaited=lambda _: ()
         )
     )
     assert [s.slack_ns / NS if s.slack_ns >= 0 else -1 for s in found] == [1, -1, 1, -1, -1, -1]
@@ -393,7 +394,7 @@ def test_a_wait_that_saves_nothing_leaves_the_rest_to_those_before_it():
     """3 s remain of 7 s."""
     rounds = [round_of(part(0, 5, "heartbeat", option="a"), part(5, 7, "heartbeat", option="a", slack_ns=0))]
     pause = hit("one", "process.pause", 0, 3, "tm-1")
-    found = segments_of(until_each_has_recovered(rounds, [pause], [], [], awaited=lambda _: ()))
+    found = segments_of(until_each_has_recovered(rounds, [pause], [], [], [], awaited=lambda _: ()))
     assert [s.slack_ns / NS for s in found] == [4, 0]
 
 
@@ -401,7 +402,7 @@ def test_a_catch_up_that_waits_for_a_fault_counts():
     """Its length does not depend on the seconds before."""
     rounds = [round_of(part(0, 4, "heartbeat", option="a"), part(4, 8, "catch-up", option="", fault="f"))]
     found = until_each_has_recovered(
-        rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], awaited=lambda _: ()
+        rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], [], awaited=lambda _: ()
     )
     assert segments_of(found)[0].slack_ns == NS
 
@@ -409,7 +410,7 @@ def test_a_catch_up_that_waits_for_a_fault_counts():
 def test_nothing_is_known_without_a_fault_on_a_process():
     """There is no recovery of its own to compare with."""
     rounds = (round_of(part(0, 4, "heartbeat", option="a")),)
-    assert until_each_has_recovered(rounds, [], [], [], awaited=lambda _: ()) == rounds
+    assert until_each_has_recovered(rounds, [], [], [], [], awaited=lambda _: ()) == rounds
 
 
 def test_the_parts_of_a_job_that_a_fault_stops(history: Any):
