@@ -51,6 +51,7 @@ from testbed_runtime.checking.lasting import (
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
+    with_delays_avoided,
     with_time_before_kills,
     without_outrun,
 )
@@ -212,7 +213,6 @@ class _Paths:
             reason = JOB_FAILED
         elif outage.recovered or outage.rounds[-1].cause is None:
             reason = unknown or reason
-        shared = [_shared(e, max(e.begun_ns, outage.effect)) for e in outage.shared]
         return Recovery(
             fault=self.outage_fault,
             effect_ns=outage.effect,
@@ -228,7 +228,7 @@ class _Paths:
             margins=self._margins(outage),
             unattributed_s=sum(s.seconds for s in segments if s.kind == UNATTRIBUTED),
             from_events_s=sum(s.seconds for s in segments if s.from_events),
-            shared=tuple(shared),
+            shared=tuple(_shared(e, max(e.begun_ns, outage.effect)) for e in outage.shared),
         )
 
     def _margins(self, outage: Outage) -> tuple[Margin, ...]:
@@ -258,8 +258,8 @@ class _Paths:
             lasting = lasting_wait(self.waits, found[0].segments, span.cause)
         needless = [r.cause is not None and r.cause.kind == "slot" for r in outage.rounds]
         known = self.waits, self.effects
-        shared = share_slack(without_outrun(found, *known), needless)
-        shared = with_time_before_kills(shared, self.waits)
+        shared = with_delays_avoided(without_outrun(found, *known), self.effects)
+        shared = with_time_before_kills(share_slack(shared, needless), self.waits)
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         if len(_faults_of(outage)) > 1:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from testbed_runtime.checking.common import JobShape, data, events
 from testbed_runtime.checking.criticalpath import NEAR_NS, is_awaited, taskmanager_of
@@ -14,7 +13,7 @@ from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import silences
-from testbed_runtime.checking.lasting import PAUSE, with_slack
+from testbed_runtime.checking.lasting import PAUSE, savable_ns, with_segments, with_slack
 from testbed_runtime.checking.pieces import is_of_option
 from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
 from testbed_runtime.checking.waits import LOSSES
@@ -143,12 +142,11 @@ def until_each_has_recovered(
         left = max(0, lasted - remaining)
         for number, own in reversed(list(enumerate(segments))):
             if own.option == option and not own.gave_up:
-                known = own.slack_ns if own.slack_ns >= 0 else own.end_ns - own.start_ns
+                known = savable_ns(own)
                 if left < known - NEAR_NS:
                     segments[number] = with_slack(own, left, f"its recovery from the fault `{last}`")
                 left = max(0, left - known)
-    parts = iter(segments)
-    return tuple(replace(r, segments=tuple(next(parts) for _ in r.segments)) for r in rounds)
+    return with_segments(rounds, segments)
 
 
 def _works(segment: Segment) -> bool:

@@ -13,7 +13,7 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, round_trip_delays, targets_of
 from testbed_runtime.checking.heldmessages import acts_on, keeps_silent, silences
-from testbed_runtime.checking.lasting import PAUSE, each_segment, with_slack
+from testbed_runtime.checking.lasting import PAUSE, each_segment, with_segments, with_slack
 from testbed_runtime.checking.rounds import REFUSING, responsible
 from testbed_runtime.checking.waitcauses import ordinal
 from testbed_runtime.checking.waits import LOSSES
@@ -89,8 +89,7 @@ def with_enough(
     for fault in (responsible(shows.effects, cause) for cause in failures):
         if fault is not None and fault.kind in REFUSING:
             segments = _until_end(segments, fault, f"the end of the fault `{fault.fault}`")
-    parts = iter(segments)
-    return tuple(replace(r, segments=tuple(next(parts) for _ in r.segments)) for r in found)
+    return with_segments(found, segments)
 
 
 def _until_end(segments: Sequence[Segment], fault: FaultEffect | None, text: str) -> list[Segment]:

@@ -15,6 +15,7 @@ from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait, ended_by
 from testbed_runtime.history.waits import INT64_MAX
@@ -35,6 +36,12 @@ ends."""
 def each_segment(rounds: Iterable[Round], change: Change) -> tuple[Round, ...]:
     """Return the rounds with every segment changed."""
     return tuple(replace(r, segments=tuple(map(change, r.segments))) for r in rounds)
+
+
+def with_segments(rounds: Iterable[Round], segments: Iterable[Segment]) -> tuple[Round, ...]:
+    """Return the rounds with these segments, in their order, instead of their own."""
+    parts = iter(segments)
+    return tuple(replace(r, segments=tuple(next(parts) for _ in r.segments)) for r in rounds)
 
 
 def lasting_wait(
@@ -192,25 +199,37 @@ def without_outrun(
     rounds: Sequence[Round], waits: Iterable[Wait], effects: Iterable[FaultEffect]
 ) -> tuple[Round, ...]:
     """Return the rounds without limits that a shorter wait would avoid: a pause of the JobManager that began
-    after the wait. The pause costs nothing if the failover has ended before it begins. For the same reason, a shorter wait also saves what
-    a fault that only delays costs later, if that fault began after the wait."""
-    known = list(effects)
-    pauses = {e.fault for e in known if e.kind.endswith(".pause")}
-    delaying = {e.fault: e.begun_ns for e in known if e.group in _ONLY_DELAYING}
-    delayed = [s for r in rounds for s in r.segments if s.fault in delaying]
+    after the wait. The pause costs nothing if the failover has ended before it begins."""
+    pauses = {e.fault for e in effects if e.kind.endswith(".pause")}
     paused = [w for w in waits if (w.kind, w.who) == ("jobmanager", EVERYTHING) and w.fault in pauses]
 
-    def outrun(own: Segment) -> bool:
-        return any(w.cause == own.next and own.start_ns < w.start_ns - EPSILON_NS for w in paused)
-
     def changed(own: Segment) -> Segment:
-        if outrun(own):
-            return replace(own, slack_ns=-1, next="")
-        later = (s for s in delayed if own.end_ns <= s.start_ns)
-        avoided = (s.end_ns - s.start_ns for s in later if own.start_ns < delaying[s.fault] - EPSILON_NS)
-        return own if own.slack_ns < 0 else replace(own, slack_ns=own.slack_ns + sum(avoided))
+        outrun = any(w.cause == own.next and own.start_ns < w.start_ns - EPSILON_NS for w in paused)
+        return replace(own, slack_ns=-1, next="") if outrun else own
 
     return each_segment(rounds, changed)
+
+
+def with_delays_avoided(rounds: Sequence[Round], effects: Iterable[FaultEffect]) -> tuple[Round, ...]:
+    """Return the rounds with a larger slack for waits before a step that a fault delayed: without all that the waits for one option can save,
+    the step begins before the fault, and is not delayed."""
+    begun = {e.fault: e.begun_ns for e in effects if e.group in _ONLY_DELAYING}
+    found = [s for r in rounds for s in r.segments]
+    for number, step in enumerate(found):
+        earlier = enumerate(found[:number]) if step.fault in begun else ()
+        for option, own in grouped((s.option, at) for at, s in earlier if s.option != step.option).items():
+            saved_ns = sum(savable_ns(found[at]) for at in own)
+            limited = [at for at in own if found[at].slack_ns >= 0]
+            if option and limited and step.start_ns - saved_ns < begun[step.fault] - EPSILON_NS:
+                last = found[limited[-1]]
+                more_ns = step.end_ns - step.start_ns
+                found[limited[-1]] = replace(last, slack_ns=last.slack_ns + more_ns)
+    return with_segments(rounds, found)
+
+
+def savable_ns(own: Segment) -> int:
+    """Return how much shorter a wait can become."""
+    return own.slack_ns if own.slack_ns >= 0 else own.end_ns - own.start_ns
 
 
 def with_time_before_kills(rounds: Sequence[Round], waits: Sequence[Wait]) -> tuple[Round, ...]:
@@ -299,8 +318,7 @@ def _expires(segment: Segment, waits: Iterable[Wait], delays: Mapping[str, int])
 def with_slack(own: Segment, saved_ns: int, following: str) -> Segment:
     """Limit the slack of a wait to `saved_ns`, unless it is smaller anyway. If the wait were shorter by more
     than that, the job would wait for `following` instead."""
-    known = own.slack_ns if own.slack_ns >= 0 else own.end_ns - own.start_ns
-    return own if saved_ns >= known else replace(own, slack_ns=saved_ns, next=following)
+    return own if saved_ns >= savable_ns(own) else replace(own, slack_ns=saved_ns, next=following)
 
 
 def _saved(

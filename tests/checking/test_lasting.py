@@ -19,6 +19,7 @@ from testbed_runtime.checking.lasting import (
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
+    with_delays_avoided,
     with_time_before_kills,
     without_outrun,
 )
@@ -529,18 +530,49 @@ def test_a_failover_that_joined_an_outage_begins_with_a_wait_of_an_earlier_fault
 
 
 @pytest.mark.parametrize(
-    ("kind", "begun", "slack_s"),
+    ("kind", "begun", "slack_s", "saved_s"),
     [
-        ("network.partition", 2, 4),
-        ("rpc.delay", 2, 4),
-        ("rpc.delay", 1, 1),  # it would have delayed the deployment anyway
-        ("process.kill", 2, 1),  # the job has to recover from it
+        ("network.partition", 2, 4.5, 7.5),
+        ("rpc.delay", 2, 4.5, 7.5),
+        ("rpc.delay", 2, 4, 4),  # the deployment begins when the fault does
+        ("rpc.delay", 2, 3.994, 3.994),
+        ("rpc.delay", 2, 4.006, 7.006),
+        ("rpc.delay", 5.5, 1, 4),
+        ("rpc.delay", 1, 4.9, 4.9),  # it would have delayed the deployment anyway
+        ("process.kill", 2, 4.5, 4.5),  # the job has to recover from it
     ],
 )
-def test_a_shorter_wait_also_saves_what_a_later_fault_delays(kind: str, begun: int, slack_s: int):
-    """The wait begins at 1 s. A deployment that the fault delays follows for 3 s."""
-    own = part(1, 6, "restart-delay", option="d", slack_ns=NS, next="x")
+def test_a_shorter_wait_also_saves_what_a_later_fault_delays(
+    kind: str, begun: float, slack_s: float, saved_s: float
+):
+    """The wait is from 1 to 6 s. A deployment that the fault delays follows for 3 s."""
+    own = part(1, 6, "restart-delay", option="d", slack_ns=round(slack_s * NS), next="x")
     rest = part(6, 9, "deployment", fault="f", outcome="completed")
-    late = effect(kind, (begun, 9))
-    ((found, after),) = (r.segments for r in without_outrun([round_of(own, rest)], [], [late]))
-    assert (found.slack_ns, found.next, after) == (slack_s * NS, "x", rest)
+    ((found, after),) = (
+        r.segments for r in with_delays_avoided([round_of(own, rest)], [effect(kind, (begun, 9))])
+    )
+    assert (found.slack_ns, found.next, after) == (round(saved_s * NS), "x", rest)
+
+
+@pytest.mark.parametrize(
+    ("options", "begun", "saved_s"),
+    [
+        (("d", "d", ""), 4.1, (1, 4)),  # once, for both
+        (("d", "d", ""), 4, (1, 1)),
+        (("d", "o", ""), 5.5, (4, 4)),
+        (("d", "o", ""), 4, (1, 1)),
+        (("d", "d", "d"), 5.5, (1, 1)),  # a saving of its own
+        (("", "", ""), 5.5, (1, 1)),  # of no option
+    ],
+)
+def test_a_step_that_a_fault_delays_is_saved_once_for_each_option(
+    options: tuple[str, str, str], begun: float, saved_s: tuple[int, int]
+):
+    """Two waits of 3 s, of each of which 1 s can be saved, and a deployment that the fault delays from 6 s on."""
+    one, two, last = options
+    waits = part(0, 3, option=one, slack_ns=NS), part(3, 6, option=two, slack_ns=NS)
+    rounds = [round_of(waits[0]), round_of(waits[1], part(6, 9, "deployment", option=last, fault="f"))]
+    ((first,), (second, _)) = (
+        r.segments for r in with_delays_avoided(rounds, [effect("rpc.delay", (begun, 9))])
+    )
+    assert (first.slack_ns / NS, second.slack_ns / NS) == saved_s
