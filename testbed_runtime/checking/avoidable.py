@@ -318,11 +318,12 @@ class _Ends:
         return any(deployed) or (not self.tolerated and any(w.kind == "checkpoint" for w in over))
 
     def _fails_anyway(self, lost: Wait, until_ns: int) -> bool:
-        """Whether another effect of a fault would have failed the tasks of the lost TaskManager by then: the end of a process, or the close of
-        its data connections."""
-        name, before = ordinal(lost.what), [e for e in self.effects if e.begun_ns <= until_ns]
-        closing = [e for e in before if e.kind in REFUSING and not e.on_rpc_alone]
-        closing = [e for e in closing if (e.ended_ns or until_ns) > lost.start_ns]
-        ending = (*(e for e in before if e.kind in LOSSES), *closing)
+        """Whether another fault since the start of the wait would have failed the tasks of the lost TaskManager by then: the end of a process,
+        or the close of its data connections."""
+        name = ordinal(lost.what)
+        during = [
+            e for e in self.effects if e.begun_ns <= until_ns and (e.ended_ns or until_ns) > lost.start_ns
+        ]
+        ending = [e for e in during if e.kind in LOSSES or (e.kind in REFUSING and not e.on_rpc_alone)]
         hit = any(name in split_link(target) for e in ending for target in targets_of(e))
-        return hit or any(e.kind == _JOBMANAGER_KILL for e in before)
+        return hit or any(e.kind == _JOBMANAGER_KILL for e in during)

@@ -249,6 +249,10 @@ BEATS = wait("heartbeat", HEARTBEAT, (10, 15))
         ([GC, effect("kill", "process.kill", 17.1, 18, "tm-1")], 7.0),
         ([GC, effect("kill", "pod.delete", 16, 17, "tm-2")], 7.0),
         ([GC, effect("jm", "jobmanager.kill", 16, 17, "jobmanager")], None),
+        ([GC, effect("kill", "process.kill", 9, 10, "tm-1")], 7.0),  # the process before it
+        ([GC, effect("kill", "process.kill", 9, 10.1, "tm-1")], None),
+        ([GC, effect("kill", "process.kill", 9, None, "tm-1")], None),
+        ([GC, effect("jm", "jobmanager.kill", 9, 10, "jobmanager")], 7.0),
         ([effect("gc", "process.pause", 10.1, 14.9, "tm-1")], None),
         # the next heartbeat comes up to an interval after the end
         ([effect("gc", "heartbeats.mute", 10.1, 17, "tm-1")], 8.0),
