@@ -540,16 +540,20 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
     candidates = hit or before
     found = candidates[-1] if candidates else None
     for earlier in reversed(before):
-        if found and _goes_on(earlier, found):
+        if found and _is_one_pause(earlier, found, injected):
             found = earlier
     return found
 
 
-def _goes_on(earlier: FaultEffect, fault: FaultEffect) -> bool:
-    """Whether a pause began while another one of the same processes lasted, so that they are one."""
+def _is_one_pause(earlier: FaultEffect, fault: FaultEffect, injected: Iterable[FaultEffect]) -> bool:
+    """Whether a pause began while an `earlier` one of the same processes lasted, so that they are one. A process that was killed between
+    them was replaced by one that the earlier pause does not concern."""
     pauses = all(e.kind.endswith(".pause") for e in (earlier, fault))
     overlap = earlier.begun_ns < fault.begun_ns < (earlier.ended_ns or INT64_MAX)
-    return pauses and overlap and set(targets_of(earlier)) >= set(targets_of(fault)) > set()
+    own = set(targets_of(fault))
+    kills = [e for e in injected if e.kind in LOST and earlier.begun_ns < e.begun_ns <= fault.begun_ns]
+    replaced = any(not own.isdisjoint(targets_of(e)) for e in kills)
+    return pauses and overlap and set(targets_of(earlier)) >= own > set() and not replaced
 
 
 def _explains(fault: FaultEffect, cause: Cause) -> bool:

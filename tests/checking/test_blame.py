@@ -173,22 +173,32 @@ def test_a_fault_is_active_from_its_beginning_to_its_end(
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "target", "blamed"),
+    ("first", "second", "target", "killed", "blamed"),
     [
-        ((0, 4), (2, 8), "jobmanager", "first"),
-        ((0, 9), (2, 8), "jobmanager", "first"),
-        ((0, 2), (2, 8), "jobmanager", "second"),
-        ((0, 4), (2, 8), "tm-0", "second"),
+        ((1, 4), (2, 8), "jobmanager", (), "first"),
+        ((1, 9), (2, 8), "jobmanager", (), "first"),
+        ((1, 2), (2, 8), "jobmanager", (), "second"),
+        ((1, 4), (2, 8), "tm-0", (), "second"),
+        ((1, 4), (2, 8), "jobmanager", (1, "jobmanager"), "first"),
+        ((1, 4), (2, 8), "jobmanager", (1.1, "jobmanager"), "second"),
+        ((1, 4), (2, 8), "jobmanager", (1.9, "jobmanager"), "second"),
+        ((1, 4), (2, 8), "jobmanager", (1.1, "tm-0"), "first"),
     ],
 )
 def test_pauses_that_overlap_are_one_that_begins_with_the_first(
-    first: tuple[float, float], second: tuple[float, float], target: str, blamed: str
+    first: tuple[float, float],
+    second: tuple[float, float],
+    target: str,
+    killed: tuple[float, str] | tuple[()],
+    blamed: str,
 ):
-    """They must be pauses of the same process."""
+    """They must be pauses of the same process, which was not killed between their beginnings."""
     effects = [
         fault("first", *first, "jobmanager.pause", target),
         fault("second", *second, "jobmanager.pause", "jobmanager"),
     ]
+    if killed:
+        effects.append(fault("kill", killed[0], killed[0], "jobmanager.kill", killed[1]))
     found = responsible(effects, Cause(at(8), "t", "X", "JobMaster", "", kind="heartbeat"))
     assert found is not None
     assert found.fault == blamed
