@@ -101,7 +101,8 @@ def in_words(trial: TrialRecovery, notable_start_s: float = 0.0) -> list[tuple[R
 def with_headlines(recoveries: Iterable[Recovery]) -> list[tuple[Recovery, str]]:
     """Return the recoveries with their headlines. Recoveries from one fault that are too short to be mentioned are shown as one: the longest
     of them."""
-    groups = grouped(((r.fault, _is_short(r) or id(r)), r) for r in recoveries)
+    # a recovery that is not short is the only one with its number
+    groups = grouped(((r.fault, -1 if _is_short(r) else number), r) for number, r in enumerate(recoveries))
     longest = ((max(group, key=lambda r: r.total_s), len(group)) for group in groups.values())
     least = quantities.seconds(NOTABLE_S)
     more = ", the longest of {} recoveries that took less than {}"
