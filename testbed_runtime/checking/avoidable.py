@@ -75,7 +75,7 @@ def with_enough(
             else ""
         )
         found = replace(segment, budget_ns=wait.budget_ns, enough_ns=needed, enough_value=value)
-        return shows.with_another_loss(found, wait, rounds[-1].end_ns, used)
+        return shows.with_another_loss(found, wait, rounds[-1], used)
 
     def in_pause(segment: Segment) -> Segment:
         caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
@@ -279,11 +279,9 @@ class _Ends:
         """Return how long after this fault the next heartbeat comes. One that is only late comes at once."""
         return 0 if silent.kind.endswith(".pause") or silent.sent_again_ns else self.interval_ns
 
-    def with_another_loss(
-        self, segment: Segment, wait: Wait, until_ns: int, used: Collection[str]
-    ) -> Segment:
+    def with_another_loss(self, segment: Segment, wait: Wait, last: Round, used: Collection[str]) -> Segment:
         """Return the segment of this wait with smaller savings if it is for the heartbeats of a muted TaskManager that the job still `used`: with
-        a lower value, that TaskManager is lost once more before the fault ends. `until_ns`: when the recovery ended."""
+        a lower value, that TaskManager is lost once more before the fault ends. `last`: the last round of the recovery."""
         lost, silent = self._lost(wait)
         name = ordinal(lost.what)
         if wait.option != _HEARTBEAT or name not in used or {e.kind for e in silent} != {_MUTED}:
@@ -296,7 +294,9 @@ class _Ends:
             (w for w in losses if begun_ns < w.end_ns and w.start_ns < ended_ns), key=lambda w: w.start_ns
         )
         gaps = (later.start_ns - earlier.end_ns for earlier, later in pairwise(losses))
-        gap_ns = max(until_ns - losses[-1].end_ns, *gaps, 0)  # the job restarts after each loss
+        gap_ns = max(
+            last.end_ns - max(last.start_ns, wait.end_ns), *gaps, 0
+        )  # the job restarts after each loss
         # with a limit below this, another loss fits into the fault
         share = (segment.enough_ns - gap_ns * len(losses)) // (len(losses) + 1)
         text = f"{name} to be lost once more, during the fault `{silent[0].fault}`"

@@ -552,7 +552,7 @@ def test_restarts_in_a_fault_save_only_what_comes_after_its_end(
         ((), "tm-1", 15, 1.0),
         ((), "tm-1", 16, 1.5),  # the restart took 1 s
         ((15,), "tm-1", 15, 5 - 8 / 3),
-        ((15,), "tm-1", 21, 5 - 6 / 3),  # that of the last loss
+        ((15,), "tm-1", 16, 5 - 6 / 3),
         ((16,), "tm-1", 15, 5 - 6 / 3),
         ((15, 16.9), "tm-1", 15, 5 - 8 / 4),
         ((16.9,), "tm-1", 15, 5 - 4.2 / 3),
