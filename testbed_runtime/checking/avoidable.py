@@ -294,9 +294,8 @@ class _Ends:
             (w for w in losses if begun_ns < w.end_ns and w.start_ns < ended_ns), key=lambda w: w.start_ns
         )
         gaps = (later.start_ns - earlier.end_ns for earlier, later in pairwise(losses))
-        gap_ns = max(
-            last.end_ns - max(last.start_ns, wait.end_ns), *gaps, 0
-        )  # the job restarts after each loss
+        restart_ns = last.end_ns - max(last.start_ns, wait.end_ns)
+        gap_ns = max(restart_ns, *gaps, 0)  # the job restarts after each loss
         # with a limit below this, another loss fits into the fault
         share = (segment.enough_ns - gap_ns * len(losses)) // (len(losses) + 1)
         text = f"{name} to be lost once more, during the fault `{silent[0].fault}`"
