@@ -18,6 +18,7 @@ from testbed_runtime.checking.pieces import is_of_option
 from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.recovery import Round, Segment
@@ -262,28 +263,28 @@ class _Alone:
 
 def lost_in(
     effects: Iterable[FaultEffect], waits: Sequence[Wait], start_ns: int, end_ns: int
-) -> frozenset[str]:
-    """Return the TaskManagers that an outage lacks: they were killed and not replaced before it, or they were paused or cut off from the
-    JobManager in it, for so long that their heartbeats were missed."""
+) -> dict[str, int]:
+    """Return the TaskManagers that an outage lacks, and since when: they were killed and not replaced before it, or they were paused or cut
+    off from the JobManager in it, for so long that their heartbeats were missed."""
     begun = [e for e in effects if e.injected_ns is not None and e.begun_ns <= end_ns]
     replaced = [w for w in waits if w.kind == "replacement" and w.outcome is Outcome.FIRED]
     up = [(taskmanager_of(w), w.end_ns) for w in replaced if w.end_ns <= start_ns]
-    killed = {
-        target
+    killed = [
+        (target, e.begun_ns)
         for e in begun
         if e.kind in LOSSES
         for target in targets_of(e)
         if not any(name == target and e.begun_ns < up_ns for name, up_ns in up)
-    }
+    ]
     during = [e for e in begun if (e.ended_ns or end_ns) > start_ns and (e.kind == PAUSE or e.hides_link)]
-    missed = {
-        logical_name(wait.what)
+    missed = [
+        (logical_name(wait.what), e.begun_ns)
         for wait in waits
         if _missed(wait) and is_task_manager(logical_name(wait.what))
         for e in during
         if e.begun_ns < wait.end_ns <= end_ns and silences(e, wait)
-    }
-    return frozenset(killed | missed)
+    ]
+    return {name: min(begun) for name, begun in grouped([*killed, *missed]).items()}
 
 
 def missing_taskmanagers(entry: TrialEntry, lost: int) -> int:
@@ -302,19 +303,21 @@ def stalled_taskmanager(wait: Wait) -> str | None:
 
 
 def awaited_by(
-    entry: TrialEntry, lost: Set[str], waits: Iterable[Wait], span: tuple[int, int], option: str = ""
+    entry: TrialEntry, lost: Mapping[str, int], waits: Iterable[Wait], span: tuple[int, int], option: str = ""
 ) -> frozenset[str]:
     """Return the TaskManagers for which the job waited in the span of an outage: the first that came, until it had its slots again. It had lost those in
-    `lost`, and those that registered once more. With an `option`, return those for which it would have waited if no TaskManager had waited
-    for that option."""
-    returned, sooner = dict[str, int](), set[str]()
+    `lost`, and those that registered once more. One that was lost later was still there when another one came. With an `option`, return those
+    for which it would have waited if no TaskManager had waited for that option."""
+    returned, gone, sooner = dict[str, int](), dict(lost), set[str]()
     for wait in waits:
         name = taskmanager_of(wait)
         returns_now = span[0] < wait.end_ns <= span[1] and is_task_manager(name)
         if returns_now and wait.what != JOBMASTER_NAME and is_awaited(wait, None):
             returned[name] = max(returned.get(name, 0), wait.end_ns)
+            gone[name] = min(gone.get(name, wait.start_ns), wait.start_ns)
             if option and is_of_option(wait) and wait.option == option:
                 sooner.add(name)
-    missing = missing_taskmanagers(entry, len(lost | returned.keys()))
     ordered = sorted(returned, key=lambda name: (name not in sooner, returned[name], name))
-    return frozenset(ordered[:missing])
+    missing = (sum(since < returned[name] for since in gone.values()) for name in ordered)
+    pairs = enumerate(zip(ordered, missing, strict=True))
+    return frozenset(name for at, (name, lacks) in pairs if at < missing_taskmanagers(entry, lacks))
