@@ -54,9 +54,9 @@ def headgate(command: str, scenario: Path) -> tuple[Verdicts, Totals]:
         metrics = json.loads((found[0].parent / "metrics.json").read_text())
     totals: Totals = defaultdict(list)
     for row in metrics:
-        variant = row["trial"].rpartition("-")[0]
-        if row["metric"] == METRIC and row["value"] is not None and not variant.endswith("-control"):
-            totals[variant].append(row["value"])
+        variant = row.trial.rpartition("-")[0]
+        if row.metric == METRIC and row.value is not None and not variant.endswith("-control"):
+            totals[variant].append(row.value)
     return {v["variant"]: [v["verdict"]] for v in verdict["variants"]}, totals
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError, UserError, first_line
-from testbed_runtime.core.judgement.metrics import METRIC_FIELDS, METRICS
+from testbed_runtime.core.judgement.metrics import METRICS, MetricRow
 from testbed_runtime.core.judgement.recovery import ROUNDING_S, TrialRecovery
 from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.trial.manifest import RunManifest
@@ -26,49 +25,41 @@ from testbed_runtime.files import field_of, read_document
 if TYPE_CHECKING:
     from testbed_runtime.core.judgement.comparison import Comparison
 
-_VALUE = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)] | None
-_ROW = msgspec.defstruct(
-    "_ROW", [(n, _VALUE if kind == "double" else str) for n, kind in METRIC_FIELDS], frozen=True
-)
 
-
-def read_rows(folder: Path, manifest: RunManifest) -> list[dict[str, Any]]:
+def read_rows(folder: Path, manifest: RunManifest) -> list[MetricRow]:
     """Read the metrics.json of the run with this manifest. Raises HeadgateError when it is missing, damaged, or of another run."""
     if not (folder / METRICS_FILE).exists():
         why = f"it ended before a trial could be judged ({VERDICT_FILE} says why), or `headgate evaluate {folder}` has not run"
         raise HeadgateError(f"{folder} has no {METRICS_FILE}: {why}")
-    found: list[dict[str, Any]]
-    found, _ = _result(folder, METRICS_FILE, list[_ROW], [])  # type: ignore[valid-type]
+    found: list[MetricRow] = _result(folder, METRICS_FILE, list[MetricRow], [])
     if problem := _impossible(found, manifest):
         raise _damaged(folder / METRICS_FILE, problem)
     return found
 
 
-def _impossible(rows: Sequence[Mapping[str, Any]], manifest: RunManifest) -> str:
+def _impossible(rows: Sequence[MetricRow], manifest: RunManifest) -> str:
     """Return the first field whose value no row of this run can have. Empty if there is none."""
     trials = {entry.trial for entry in manifest.trials}
     for number, row in enumerate(rows):
-        if row["run"] != manifest.run:
-            return f"[{number}].run: is {row['run']!r:.60}, but the run is {manifest.run}"
-        if row["trial"] not in trials:
-            return f"[{number}].trial: is {row['trial']!r:.60}, which the run does not have"
-        metric = METRICS.get(row["metric"])
-        if metric is not None and row["value"] is not None and row["value"] > metric.most:
-            return f"[{number}].value: is {row['value']:g}, but {metric.name} is at most {metric.most:g}"
+        if row.run != manifest.run:
+            return f"[{number}].run: is {row.run!r:.60}, but the run is {manifest.run}"
+        if row.trial not in trials:
+            return f"[{number}].trial: is {row.trial!r:.60}, which the run does not have"
+        metric = METRICS.get(row.metric)
+        if metric is not None and row.value is not None and row.value > metric.most:
+            return f"[{number}].value: is {row.value:g}, but {metric.name} is at most {metric.most:g}"
     return ""
 
 
 def read_series(folder: Path) -> Timeseries:
     """Read a run's timeseries.json. Without trials if it is missing. Raises HeadgateError when it is damaged."""
-    found: Timeseries
-    _, found = _result(folder, TIMESERIES_FILE, Timeseries, Timeseries())
+    found: Timeseries = _result(folder, TIMESERIES_FILE, Timeseries, Timeseries())
     return found
 
 
 def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
     """Read a run's recovery.json. Empty if it is missing. Raises HeadgateError when it is damaged."""
-    found: dict[str, TrialRecovery]
-    _, found = _result(folder, RECOVERY_FILE, dict[str, TrialRecovery], {})
+    found: dict[str, TrialRecovery] = _result(folder, RECOVERY_FILE, dict[str, TrialRecovery], {})
     for trial, of_trial in found.items():
         for number, one in enumerate(of_trial.recoveries):
             sum_s = sum(p.seconds for p in one.prices) + one.unattributed_s
@@ -78,13 +69,12 @@ def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
     return found
 
 
-def _result(folder: Path, name: str, kind: Any, missing: Any) -> tuple[Any, Any]:
-    """Return the content of a file, as it is and as a `kind`."""
+def _result(folder: Path, name: str, kind: Any, missing: Any) -> Any:
+    """Return the content of a file as a `kind`."""
     try:
-        found = read_document(folder / name)
-        return found, msgspec.convert(found, kind)
+        return msgspec.convert(read_document(folder / name), kind)
     except FileNotFoundError:
-        return missing, missing
+        return missing
     except msgspec.ValidationError as error:
         raise _damaged(folder / name, field_of(error)) from None
     except (OSError, ValueError) as error:

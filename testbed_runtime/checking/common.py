@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from testbed_runtime.core.grouping import grouped
-from testbed_runtime.core.judgement.metrics import NO_DATA
+from testbed_runtime.core.judgement.metrics import NO_DATA, MetricRow
 from testbed_runtime.core.trial.manifest import PhaseEntry, TrialEntry
 from testbed_runtime.core.values import NS
 from testbed_runtime.history.columns import Ints, ints, numbered, parsed
@@ -268,8 +268,8 @@ class Answers:
     """Collects the metric rows of one trial."""
 
     def __init__(self, trial: Trial) -> None:
-        self._common = {"run": trial.run, "trial": trial.trial}
-        self.rows: list[dict[str, Any]] = []
+        self._trial = trial
+        self.rows: list[MetricRow] = []
 
     def add(
         self,
@@ -283,8 +283,8 @@ class Answers:
         reason: str = "",
     ) -> None:
         shown = None if value is None else float(value)
-        own = {"metric": metric, "phase": phase, "quantile": quantile, "value": shown, "text": text}
-        self.rows.append({**self._common, **own, "bounded_by": bounded_by, "reason": reason})
+        run, trial = self._trial.run, self._trial.trial
+        self.rows.append(MetricRow(run, trial, metric, phase, quantile, shown, text, bounded_by, reason))
 
     def known(self, metric: str, value: float | None, phase: str = "", **more: Any) -> None:
         """Add a row. Without a value, its reason is NoData."""

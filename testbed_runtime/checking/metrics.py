@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -68,6 +67,7 @@ from testbed_runtime.core.judgement.metrics import (
     NOT_SAMPLED,
     OVERLOADED,
     QUANTILES,
+    MetricRow,
 )
 from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -80,13 +80,11 @@ from testbed_runtime.history.schema import Trial
 CONTROL_SHARE = 0.1
 """A control trial is unstable if its throughput deviates further from its own baseline."""
 
-Row = dict[str, Any]
-
 
 def trial_metrics(
     trial: Trial, manifest_entry: TrialEntry, *, recovery: TrialRecovery | None = None
-) -> list[Row]:
-    """Return all rows (METRIC_FIELDS) of one trial. `manifest_entry` is its entry under `trials` in manifest.json, and
+) -> list[MetricRow]:
+    """Return all rows of one trial. `manifest_entry` is its entry under `trials` in manifest.json, and
     `recovery` its `trial_recovery`, if the caller has it already.
 
     Never raises for an empty or truncated history: the rows then say why they have no value."""
@@ -109,16 +107,16 @@ def trial_metrics(
         name, bound = f"recovery.{row.name}", row.bounded_by
         answers.add(name, row.seconds, text=row.text, bounded_by=bound, reason=row.reason)
     never = {name: no_window(found, name, faults) for name, window in spans.milestones if window is None}
-    return [{**r, "reason": never.get(r["phase"], r["reason"])} if never else r for r in answers.rows]
+    return [replace(r, reason=never.get(r.phase, r.reason)) for r in answers.rows]
 
 
-def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[TrialEntry]) -> list[Row]:
+def control_metrics(rows: Sequence[MetricRow], entries: Sequence[TrialEntry]) -> list[MetricRow]:
     """Return latency and throughput of each fault trial relative to its control trial (verdict.controls_of)."""
-    by_trial: dict[str, dict[tuple[str, str, float | None], Mapping[str, Any]]] = {}
+    by_trial: dict[str, dict[tuple[str, str, float | None], MetricRow]] = {}
     for row in rows:
-        by_trial.setdefault(row["trial"], {})[row["metric"], row["phase"], row["quantile"]] = row
+        by_trial.setdefault(row.trial, {})[row.metric, row.phase, row.quantile] = row
     controls = controls_of(entries)
-    found: list[Row] = []
+    found: list[MetricRow] = []
     for entry in entries:
         if not entry.is_control and entry.trial in by_trial:
             control = by_trial.get(controls.get(entry.variant, ""), {})
@@ -127,16 +125,16 @@ def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[TrialEn
 
 
 def _against(
-    rows: Mapping[tuple[str, str, float | None], Mapping[str, Any]],
-    control: Mapping[tuple[str, str, float | None], Mapping[str, Any]],
-) -> list[Row]:
+    rows: Mapping[tuple[str, str, float | None], MetricRow],
+    control: Mapping[tuple[str, str, float | None], MetricRow],
+) -> list[MetricRow]:
     names = {"latency": "latency.relative-to-control", "throughput.goodput": "throughput.relative-to-control"}
     found = []
     for (metric, phase, quantile), row in rows.items():
         if metric in names:
             other = control.get((metric, phase, quantile))
-            value, reason = _ratio(row["value"], None if other is None else other["value"], NO_CONTROL)
-            found.append({**row, "metric": names[metric], "value": value, "reason": row["reason"] or reason})
+            value, reason = _ratio(row.value, None if other is None else other.value, NO_CONTROL)
+            found.append(replace(row, metric=names[metric], value=value, reason=row.reason or reason))
     return found
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import Any
 
 from testbed_runtime.checking.common import Answers
-from testbed_runtime.core.judgement.metrics import RUN_FAILED
+from testbed_runtime.core.judgement.metrics import RUN_FAILED, MetricRow
 from testbed_runtime.history.schema import Trial
 
 TEXT_MAX = 300
@@ -24,7 +23,7 @@ def described(error: BaseException) -> str:
     return f"its history could not be judged: {words}{where}"
 
 
-def unjudged(run: str, trial: str, text: str) -> list[dict[str, Any]]:
+def unjudged(run: str, trial: str, text: str) -> list[MetricRow]:
     """Return the only row of such a trial, with what `described` says. It makes the verdict of the trial an Error."""
     answers = Answers(Trial(run, trial, {}))
     answers.add("history.missing", text=text, reason=RUN_FAILED)

@@ -46,7 +46,8 @@ def select(found: Mapping[str, Rows], keys: Sequence[Key], variants: Sequence[st
         {**row, "title": key.title, "unit": key.unit}
         for key in keys
         for row in found.get(METRICS, ())
-        if key.matches(row) and (not variants or row["variant"] in variants)
+        if key.matches(row["metric"], row["phase"], row["quantile"])
+        and (not variants or row["variant"] in variants)
     ]
     return {"metrics": chosen, "prices": list(found.get(PRICES, ()))}
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import typer
 from msgspec import Struct, to_builtins
@@ -24,6 +23,7 @@ from testbed_runtime.core.documents import METRICS_FILE, VERDICT_FILE, versioned
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import Verdict
@@ -58,7 +58,7 @@ def simulate_seeds(
     folder = out / f"{name}-seeds-{first}-{first + seeds - 1}"
     make_folder(folder, exist_ok=True)
     verdicts: Counter[Verdict] = Counter()
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[str, MetricRow]] = []
     trials: list[TrialEntry] = []
     recoveries: dict[str, TrialRecovery] = {}
     if not quiet:
@@ -130,7 +130,7 @@ class _SeedResult(Struct, frozen=True):
     """The result of one seed. Names of trials in `trials` and `recoveries` begin with the seed, so that no two are equal."""
 
     verdict: Verdict
-    rows: list[dict[str, Any]]
+    rows: list[tuple[str, MetricRow]]
     trials: list[TrialEntry]
     recoveries: dict[str, TrialRecovery]
 
@@ -166,8 +166,9 @@ def _found(done: Done, run: Path) -> _SeedResult:
     manifest, seed = read_manifest(run), f"seed-{done.number}"
     entries = {entry.trial: entry for entry in manifest.trials}
     rows = [
-        {**row, "variant": entries[row["trial"]].variant, "role": entries[row["trial"]].role}
+        (entries[row.trial].variant, row)
         for row in (read_rows(run, manifest) if (run / METRICS_FILE).exists() else ())
+        if not entries[row.trial].is_control
     ]
     recoveries = {f"{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
     trials = [replace(entry, trial=f"{seed}/{trial}") for trial, entry in entries.items()]

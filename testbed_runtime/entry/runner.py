@@ -28,7 +28,7 @@ from testbed_runtime.api.views import ConfigMap, Run
 from testbed_runtime.cli import telemetry
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.judgement.metrics import RUN_FAILED
+from testbed_runtime.core.judgement.metrics import RUN_FAILED, MetricRow
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.history.manifest import read_manifest
@@ -225,7 +225,7 @@ def _trace_sent(folder: Path) -> str:
         return f"the trace was not sent: {type(error).__name__}: {error}"
 
 
-def _rows(folder: Path, manifest: RunManifest) -> list[dict[str, Any]]:
+def _rows(folder: Path, manifest: RunManifest) -> list[MetricRow]:
     try:
         return read_rows(folder, manifest)
     except HeadgateError:

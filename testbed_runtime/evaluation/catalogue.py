@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec.structs import asdict
+from msgspec.structs import asdict, fields
 
 from testbed_runtime.core.errors import first_line
 from testbed_runtime.core.grouping import grouped
-from testbed_runtime.core.judgement.expectations import Row
-from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.core.waits import GROWN, named_today
@@ -31,7 +30,6 @@ FOLDER = ".catalogue"
 """Name of the dataset's folder beside the folders of the runs."""
 METRICS, PRICES = "metrics", "prices"
 PARTITIONS = ("run", "trial")
-_KINDS = {"string": pa.string(), "double": pa.float64()}
 _TRIAL = [
     ("scenario", pa.string()),
     ("environment", pa.string()),
@@ -41,8 +39,15 @@ _TRIAL = [
     ("number", pa.int64()),
     ("flink_version", pa.string()),
 ]
+
+
+def _metric_columns() -> Iterator[tuple[str, pa.DataType]]:
+    own = (f for f in fields(MetricRow) if f.name not in PARTITIONS)
+    return ((f.name, pa.string() if f.type is str else pa.float64()) for f in own)
+
+
 SCHEMAS: Mapping[str, pa.Schema] = {
-    METRICS: pa.schema([*_TRIAL, *((n, _KINDS[k]) for n, k in METRIC_FIELDS if n not in PARTITIONS)]),
+    METRICS: pa.schema([*_TRIAL, *_metric_columns()]),
     PRICES: pa.schema(
         [
             *_TRIAL,
@@ -72,15 +77,15 @@ def folder_of(run_folder: Path) -> Path:
 
 
 def write_run(
-    catalogue: Path, manifest: RunManifest, rows: Iterable[Row], recoveries: Mapping[str, TrialRecovery]
+    catalogue: Path, manifest: RunManifest, rows: Iterable[MetricRow], recoveries: Mapping[str, TrialRecovery]
 ) -> None:
     """Write an evaluated run, and replace what an earlier evaluation of it wrote.
 
     `rows`: the metric rows of all trials. `recoveries`: trial id → recovery."""
-    of_trial = grouped((str(row["trial"]), row) for row in rows)
+    of_trial = grouped((row.trial, row) for row in rows)
     entries = {entry.trial: _trial_columns(manifest, entry) for entry in manifest.trials}
     prices = {trial: [{**entries[trial], **p} for p in _prices(found)] for trial, found in recoveries.items()}
-    metrics = {trial: [{**entries[trial], **r} for r in found] for trial, found in of_trial.items()}
+    metrics = {trial: [{**entries[trial], **asdict(r)} for r in found] for trial, found in of_trial.items()}
     _replace(catalogue, METRICS, manifest.run, metrics)
     _replace(catalogue, PRICES, manifest.run, prices)
 
@@ -129,7 +134,7 @@ def _prices(found: TrialRecovery) -> Iterable[dict[str, Any]]:
             yield {**common, **asdict(price), **own}
 
 
-def _replace(catalogue: Path, name: str, run: str, trials: Mapping[str, Sequence[Row]]) -> None:
+def _replace(catalogue: Path, name: str, run: str, trials: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Write all partitions of a run to a hidden folder, then put it in the place of the old one."""
     into = catalogue / name / f"run={run}"
     unfinished = into.with_name(f".{run}.{os.getpid()}")

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import asdict
 
 from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.checking.trace import TRIALS_MAX, trace, trace_events
 from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, SCHEMA, TIMESERIES_FILE, TRACE_FILE
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.evaluation import catalogue, splits, tables
 from testbed_runtime.evaluation.pipeline import judged
@@ -81,14 +83,14 @@ def write_results(
     folder: Path,
     trials: Sequence[tables.TrialFiles],
     found: Sequence[Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[MetricRow],
 ) -> None:
     """Write the results in the order of the manifest, so that the same history gives the same bytes. A trial that could not be judged
     has only its row."""
     known = [(t, f) for t, f in zip(trials, found, strict=True) if f["answer"]]
     series = ",\n".join(f["series"] for _, f in known)
     answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in known)
-    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+    lines = ",\n".join(json.dumps(asdict(row), allow_nan=False) for row in rows)
     texts = {
         TIMESERIES_FILE: f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n',
         RECOVERY_FILE: f"{{\n{answers}\n}}\n",

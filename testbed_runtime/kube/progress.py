@@ -47,6 +47,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, TrialRecovery
 from testbed_runtime.core.judgement.verdict import RunVerdict
 from testbed_runtime.core.trial.manifest import RunManifest
@@ -166,19 +167,19 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def measured(
-    manifest: RunManifest, rows: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]
+    manifest: RunManifest, rows: Sequence[MetricRow], recoveries: Mapping[str, TrialRecovery]
 ) -> dict[str, Any]:
     """Return `recovery`, `delivery` and `faults` of the report for the newest trial that counts. Pure."""
     counted = [entry for entry in manifest.trials if not entry.is_control and not entry.voided]
     if not counted:
         return {"recovery": RecoveryResult(), "delivery": {}, "faults": ()}
     trial = counted[-1]
-    own = [r for r in rows if r["trial"] == trial.trial]
+    own = [r for r in rows if r.trial == trial.trial]
     phases = {name: round(value, 3) for name, value in _family(own, "recovery.").items()}
     known = recoveries.get(trial.trial)
     outages = tuple(_outage(one) for one in known.recoveries[:MAX_OUTAGES]) if known else ()
-    verified = {r["text"]: r["value"] == 1 for r in own if r["metric"] == "fault.verified"}
-    value = next((r["value"] for r in own if r["metric"] == "fault.residue"), None)
+    verified = {r.text: r.value == 1 for r in own if r.metric == "fault.verified"}
+    value = next((r.value for r in own if r.metric == "fault.residue"), None)
     residue = None if value is None else RESIDUE if value else ""
     faults = tuple(
         FaultResult(
@@ -205,12 +206,12 @@ def answer_of(verdict: RunVerdict) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _family(rows: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, float]:
+def _family(rows: Sequence[MetricRow], prefix: str) -> dict[str, float]:
     """Return the values of a family of metrics over the whole trial, by the rest of their names."""
     return {
-        r["metric"].removeprefix(prefix): float(r["value"])
+        r.metric.removeprefix(prefix): r.value
         for r in rows
-        if r["metric"].startswith(prefix) and r["value"] is not None and not r["phase"]
+        if r.metric.startswith(prefix) and r.value is not None and not r.phase
     }
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.core.documents import LOGS_FOLDER, METRICS_FILE
+from testbed_runtime.core.documents import LOGS_FOLDER
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.evaluation.catalogue import folder_of
 from testbed_runtime.evaluation.process import SparkEnded, SparkWorker
+from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.results import read_rows
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -25,7 +27,7 @@ class SparkEvaluator:
         self._worker = worker
         self._on_progress = on_progress
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
+    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]:
         """Return the metric rows of `trials` (all when empty), after metrics.json and timeseries.json are in the folder."""
         folder = Path(run_folder)
         log = folder / LOGS_FOLDER / "evaluation.log"
@@ -40,11 +42,8 @@ class SparkEvaluator:
                 ) from None
             finally:
                 self._worker.on_log = lambda _: None  # ignore what Spark logs between two evaluations
-        try:
-            rows: list[dict[str, Any]] = json.loads((folder / METRICS_FILE).read_text())
-        except (OSError, ValueError) as error:
-            raise HeadgateError(f"The evaluation left no readable metrics.json: {error}") from None
-        return [row for row in rows if not trials or row["trial"] in trials]
+        rows = read_rows(folder, read_manifest(folder))
+        return [row for row in rows if not trials or row.trial in trials]
 
     async def _progress(self, line: Mapping[str, Any]) -> None:
         if self._on_progress is not None:

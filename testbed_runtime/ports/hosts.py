@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct, field
 
 from testbed_runtime.core.job.messages import JobStatusReply
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
 
@@ -129,6 +130,6 @@ class TestbedHost(Protocol):
 
 
 class Evaluator(Protocol):
-    """Computes metric rows (`checking.metrics.METRIC_FIELDS`) from the sealed histories of a run."""
+    """Computes metric rows from the sealed histories of a run."""
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]: ...
+    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]: ...

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
-from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, NOT_DRAINED, RUN_FAILED, fix_of
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, NOT_DRAINED, RUN_FAILED, MetricRow, fix_of
 from testbed_runtime.core.judgement.verdict import Judged, Verdict
 from testbed_runtime.core.trial.manifest import RunManifest, TrialEntry
 from testbed_runtime.report import aggregate, words
@@ -136,7 +136,7 @@ def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
 
 
 def limits_of(
-    manifest: RunManifest, trials: Sequence[TrialView], metrics: Sequence[Mapping[str, Any]]
+    manifest: RunManifest, trials: Sequence[TrialView], metrics: Sequence[MetricRow]
 ) -> Iterable[str]:
     """Yield the sentences of "What this run cannot tell"."""
     if manifest.interrupted:
@@ -157,16 +157,16 @@ def limits_of(
     yield "Latency quantiles come from histograms whose buckets grow by 25 %, so they may be off by up to 12.5 %."
 
 
-def _limits_of_values(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _limits_of_values(metrics: Sequence[MetricRow]) -> Iterable[str]:
     """Yield what limits the measured values: an early end, missing rows, clocks that differ."""
-    bounds = sorted({r["metric"] for r in metrics if r["reason"] in LOWER_BOUNDS})
+    bounds = sorted({r.metric for r in metrics if r.reason in LOWER_BOUNDS})
     if bounds:
         yield f"These values are only lower bounds, because the observation ended first: {', '.join(bounds)}."
-    missing = sum(r["value"] or 0 for r in metrics if r["metric"] == "history.missing")
+    missing = sum(r.value or 0 for r in metrics if r.metric == "history.missing")
     if missing:
         yield f"{quantities.count(missing)} history rows are missing."
-    clocks = [r for r in metrics if r["metric"] == "clocks.difference" and r["value"]]
+    clocks = [r for r in metrics if r.metric == "clocks.difference" and r.value]
     if clocks:
-        worst = max(clocks, key=lambda r: r["value"])
-        most = f"{quantities.seconds(worst['value'])} ({worst['text']})"
+        worst = max(clocks, key=lambda r: r.value or 0.0)
+        most = f"{quantities.seconds(worst.value)} ({worst.text})"
         yield f"The clocks of the processes differ by up to {most}: latencies, lags and recovery times are no more exact than that."

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.comparison import Comparison
-from testbed_runtime.core.judgement.expectations import Row
-from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES, MetricRow
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.series import FaultSeen, Timeseries, TrialSeries
 from testbed_runtime.core.judgement.verdict import RunVerdict, controls_of
@@ -26,7 +25,7 @@ LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 
 def build(
     manifest: RunManifest,
-    metrics: Sequence[Row],
+    metrics: Sequence[MetricRow],
     timeseries: Timeseries,
     verdict: RunVerdict,
     *,
@@ -37,7 +36,7 @@ def build(
     spec = manifest.scenario.spec
     entries = manifest.trials
     series = {found.trial: found for found in timeseries.trials}
-    rows = grouped((row["trial"], row) for row in metrics)
+    rows = grouped((row.trial, row) for row in metrics)
     known, names = recoveries or {}, [entry.trial for entry in entries]
     views = [_trial(e, rows.get(name, []), series.get(name)) for e, name in zip(entries, names, strict=True)]
     trials = tuple(replace(view, answer=known.get(name)) for view, name in zip(views, names, strict=True))
@@ -64,26 +63,28 @@ def build(
     )
 
 
-def find(rows: Iterable[Row], metric: str, *, phase: str = "", quantile: float | None = None) -> Row | None:
+def find(
+    rows: Iterable[MetricRow], metric: str, *, phase: str = "", quantile: float | None = None
+) -> MetricRow | None:
     """Return the row of a metric, or None."""
-    own = (r for r in rows if r["metric"] == metric and (r["phase"] or "") == phase)
-    return next((r for r in own if quantile is None or r["quantile"] == quantile), None)
+    own = (r for r in rows if r.metric == metric and r.phase == phase)
+    return next((r for r in own if quantile is None or r.quantile == quantile), None)
 
 
-def shown(row: Row | None) -> str:
+def shown(row: MetricRow | None) -> str:
     """Format a row's value: a dash if it has none, `≥` in front of a lower bound."""
     if row is None:
         return quantities.DASH
-    unit = METRICS[row["metric"]].unit if row["metric"] in METRICS else ""
+    unit = METRICS[row.metric].unit if row.metric in METRICS else ""
     if unit == "text":
-        return str(row["text"]) or quantities.DASH
-    if row["value"] is None:
+        return row.text or quantities.DASH
+    if row.value is None:
         return quantities.DASH
-    bound = "≥ " if row["reason"] in LOWER_BOUNDS else ""
-    return bound + quantities.format_value(row["value"], unit)
+    bound = "≥ " if row.reason in LOWER_BOUNDS else ""
+    return bound + quantities.format_value(row.value, unit)
 
 
-def _trial(entry: TrialEntry, rows: Sequence[Row], series: TrialSeries | None) -> TrialView:
+def _trial(entry: TrialEntry, rows: Sequence[MetricRow], series: TrialSeries | None) -> TrialView:
     state = find(rows, "job.state")
     baseline = find(rows, "throughput.records-per-second", phase="baseline")
     flags = ["void: its fault ended early"] if entry.voided else []
@@ -93,21 +94,21 @@ def _trial(entry: TrialEntry, rows: Sequence[Row], series: TrialSeries | None) -
         trial=entry.trial,
         variant=entry.variant,
         role=entry.role,
-        job_state=entry.job_state or str(state["text"] if state else ""),
+        job_state=entry.job_state or (state.text if state else ""),
         flags=tuple(flags),
         series=series,
         latencies=tuple(_phase_latency(rows, phase) for phase in TRIAL_PHASES),
-        baseline_rate=baseline["value"] if baseline else None,
+        baseline_rate=baseline.value if baseline else None,
         duration_s=_duration_s(entry),
         pressure=tuple(_pressure(rows)),
     )
 
 
-def _pressure(rows: Sequence[Row]) -> Iterable[tuple[str, str, str]]:
+def _pressure(rows: Sequence[MetricRow]) -> Iterable[tuple[str, str, str]]:
     """Yield the back-pressure by time and by sampling of each phase that has either."""
     for phase in TRIAL_PHASES:
         measures = ("tasks.backpressured", "tasks.backpressured-sampled")
-        texts = [str((find(rows, name, phase=phase) or {}).get("text") or "") for name in measures]
+        texts = [row.text if (row := find(rows, name, phase=phase)) else "" for name in measures]
         if any(texts):
             yield words.TRIAL_PHASES[phase][0], texts[0], texts[1] or "no round of samples ended"
 
@@ -117,11 +118,11 @@ def _duration_s(entry: TrialEntry) -> float:
     return (max(moments) - min(moments)) / 1e9 if moments else 0.0
 
 
-def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
+def _phase_latency(rows: Sequence[MetricRow], phase: str) -> PhaseLatency:
     def cell(metric: str, relative: str, quantile: float | None = None) -> Cell:
         row = find(rows, metric, phase=phase, quantile=quantile)
         against = find(rows, relative, phase=phase, quantile=quantile)
-        return Cell(shown(row), row["value"] if row else None, against["value"] if against else None)
+        return Cell(shown(row), row.value if row else None, against.value if against else None)
 
     rate = cell("throughput.records-per-second", "throughput.relative-to-control")
     rate = Cell(quantities.count(rate.value and round(rate.value)), rate.value, rate.against_control)
@@ -192,7 +193,7 @@ def network_of(manifest: RunManifest) -> Iterable[tuple[str, str]]:
         yield f"Network before the faults, {name}", found
 
 
-def _environment(manifest: RunManifest, metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
+def _environment(manifest: RunManifest, metrics: Sequence[MetricRow]) -> Iterable[tuple[str, str]]:
     yield "Environment", manifest.environment or quantities.DASH
     versions = sorted({entry.flink_version for entry in manifest.trials})
     yield "Flink behaviour", ", ".join(versions) or quantities.DASH
@@ -200,9 +201,9 @@ def _environment(manifest: RunManifest, metrics: Sequence[Row]) -> Iterable[tupl
         name = words.spaced(str(key).removesuffix("_bytes")).replace("Load 1min", "Load average of 1 minute")
         yield name, words.value_of(str(key), value)
     yield from network_of(manifest)
-    stalls = [r["value"] for r in metrics if r["metric"] == "loop.stall" and r["value"] is not None]
+    stalls = [r.value for r in metrics if r.metric == "loop.stall" and r.value is not None]
     if stalls:
         yield "Noise: longest stall of a testbed process", quantities.seconds(max(stalls))
-    missing = [r["value"] for r in metrics if r["metric"] == "history.missing" and r["value"] is not None]
+    missing = [r.value for r in metrics if r.metric == "history.missing" and r.value is not None]
     if missing:
         yield "History rows shed or lost", quantities.count(sum(missing))

@@ -14,6 +14,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, Verdict
 from testbed_runtime.core.trial.manifest import RunManifest, ScenarioEntry
@@ -33,7 +34,7 @@ def write_report(
     folder: Path,
     *,
     manifest: RunManifest,
-    metrics: Sequence[Document],
+    metrics: Sequence[MetricRow],
     timeseries: Timeseries,
     verdict: RunVerdict,
     inconclusive: str = "skip",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,6 +16,7 @@ from testbed_runtime.core.judgement.metrics import (
     INDISTINGUISHABLE,
     NOT_ENOUGH_TRIALS,
     RUN_FAILED,
+    MetricRow,
 )
 from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
@@ -45,7 +45,7 @@ def expectations_of(manifest: RunManifest) -> dict[str, list[Expectation]]:
     }
 
 
-def verdict_of(manifest: RunManifest, rows: Sequence[Mapping[str, Any]], *, error: str = "") -> RunVerdict:
+def verdict_of(manifest: RunManifest, rows: Sequence[MetricRow], *, error: str = "") -> RunVerdict:
     """Judge a run's metric rows. `error`: why the run as a whole failed."""
     if not error and manifest.interrupted:
         error = INTERRUPTED_TEXT
@@ -67,33 +67,33 @@ def _stopped(manifest: RunManifest) -> str:
     return f"Stopped after {manifest.decided} of {manifest.looks[-1]} trials of each variant: every comparison was decided."
 
 
-def is_decided(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> bool:
+def is_decided(manifest: RunManifest, rows: Sequence[MetricRow]) -> bool:
     """Return whether more trials can no longer change what the run's comparisons show."""
     undecided = (INDISTINGUISHABLE, NOT_ENOUGH_TRIALS)
     return not any(item.reason in undecided for item in verdict_of(manifest, rows).judged)
 
 
-def compare_variants(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> comparison.Comparison:
+def compare_variants(manifest: RunManifest, rows: Sequence[MetricRow]) -> comparison.Comparison:
     """Return the run's variants, each against the first one, and the metrics that they judge."""
     judged = [expectation for items in expectations_of(manifest).values() for expectation in items]
     return comparison.comparison(groups_of(manifest, rows), also=comparison.judged_keys(judged))
 
 
-def groups_of(manifest: RunManifest, rows: Sequence[Mapping[str, Any]]) -> list[comparison.Group]:
+def groups_of(manifest: RunManifest, rows: Sequence[MetricRow]) -> list[comparison.Group]:
     """Return the trials that count, by variant, in the order of the run. Trials with the same seed are pairs."""
-    by_trial = grouped((row["trial"], row) for row in rows)
+    by_trial = grouped((row.trial, row) for row in rows)
     seeds = {entry.trial: entry.seed for entry in manifest.trials}
-    groups: dict[str, dict[int, Sequence[Mapping[str, Any]]]] = {}
+    groups: dict[str, dict[int, Sequence[MetricRow]]] = {}
     for trial in facts_of(manifest.trials, rows):
         if trial.counts:
             groups.setdefault(trial.variant, {})[seeds[trial.trial]] = by_trial.get(trial.trial, ())
     return [comparison.Group(name=name, trials=trials) for name, trials in groups.items()]
 
 
-def facts_of(trials: Sequence[TrialEntry], rows: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
+def facts_of(trials: Sequence[TrialEntry], rows: Sequence[MetricRow]) -> list[TrialFacts]:
     """Return what the verdict needs to know about each trial, including its replacement and its control trial. One that could not be
     judged (checking/unjudged.py) could not be completed."""
-    unjudged = {row["trial"]: row["text"] for row in rows if row.get("reason") == RUN_FAILED}
+    unjudged = {row.trial: row.text for row in rows if row.reason == RUN_FAILED}
     last = {(entry.variant, entry.role, entry.number): entry.trial for entry in trials}
     controls = controls_of(trials)
     return [
@@ -110,7 +110,7 @@ def facts_of(trials: Sequence[TrialEntry], rows: Sequence[Mapping[str, Any]]) ->
 def conclude(
     folder: Path,
     manifest: RunManifest,
-    rows: list[dict[str, Any]],
+    rows: Sequence[MetricRow],
     *,
     error: str = "",
     inconclusive: str = "skip",

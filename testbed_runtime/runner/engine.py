@@ -27,6 +27,7 @@ from testbed_runtime.core.documents import (
     VERDICT_FILE,
 )
 from testbed_runtime.core.errors import HeadgateError, TestbedNotReady, UserError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.judgement.verdict import RunVerdict
 from testbed_runtime.core.trial.manifest import PhaseEntry, TrialEntry
@@ -406,7 +407,7 @@ async def judge_run(
     progress.on_event(Evaluating("evaluating the history"))
     kept = RunFolder(folder) if isinstance(folder, Path) else folder
     manifest = read_manifest(kept.path)
-    rows: list[dict[str, Any]] = []
+    rows: list[MetricRow] = []
     failure = ""
     trials = trials_to_evaluate(manifest)
     if trials:

@@ -25,6 +25,7 @@ from testbed_runtime.core.documents import (
     versioned,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.series import TrialSeries
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
@@ -40,11 +41,11 @@ class DirectEvaluator:
     """A `ports.hosts.Evaluator` without Spark: calls the functions of `checking` for one trial after the other.
     They get the same reduced columns as in Spark, so that a simulation needs no column that a real run does not have."""
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
+    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]:
         folder = Path(run_folder)
         manifest = read_manifest(folder)
         entries = [entry for entry in manifest.trials if entry.trial in trials]
-        rows: list[dict[str, Any]] = []
+        rows: list[MetricRow] = []
         series: list[TrialSeries] = []
         answers: dict[str, Any] = {}
         traced: list[list[dict[str, Any]]] = []
@@ -73,7 +74,7 @@ class DirectEvaluator:
         rows += control_metrics(rows, entries)
         write_json(folder / RECOVERY_FILE, answers)
         write_json(folder / TRACE_FILE, trace(traced))
-        write_json(folder / METRICS_FILE, rows)
+        write_json(folder / METRICS_FILE, to_builtins(rows))
         write_json(folder / TIMESERIES_FILE, versioned({"trials": to_builtins(series)}))
         return rows
 

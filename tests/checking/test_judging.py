@@ -173,7 +173,12 @@ def judged(trial: Trial, entry: TrialEntry) -> str:
     """Return everything that is computed of a trial, as it is written."""
     answer = trial_recovery(trial, entry)
     rows = trial_metrics(trial, entry, recovery=answer)
-    found = [answer.to_json(), rows, to_builtins(trial_timeseries(trial, entry)), trace_events(trial, answer)]
+    found = [
+        answer.to_json(),
+        to_builtins(rows),
+        to_builtins(trial_timeseries(trial, entry)),
+        trace_events(trial, answer),
+    ]
     return json.dumps(found, allow_nan=False)
 
 

@@ -413,12 +413,12 @@ def test_a_quantile_of_markers_needs_one_beyond_it(history: Any, count: int, kno
     rows = [
         r
         for r in trial_metrics(built.trial(), history.entry())
-        if r["metric"] == "latency.markers" and r["phase"] == "baseline"
+        if r.metric == "latency.markers" and r.phase == "baseline"
     ]
-    found = {r["quantile"]: r["value"] for r in rows if r["value"] is not None}
+    found = {r.quantile: r.value for r in rows if r.value is not None}
     assert list(found) == known
     assert found[1.0] == pytest.approx(count / 1000)
-    assert rows[-1]["text"] == f"source → map 9.00 s; source → sink {seconds((count + 1) / 2_000)}"
+    assert rows[-1].text == f"source → map 9.00 s; source → sink {seconds((count + 1) / 2_000)}"
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ NS = 1_000_000_000
 
 def rows(trial: Any, entry: dict[str, Any], phase: str = "") -> dict[str, tuple[float | None, str, str]]:
     """Metric → value, text and reason of one phase, without quantiles."""
-    found = [r for r in trial_metrics(trial, entry) if r["phase"] == phase and r["quantile"] is None]
-    return {r["metric"]: (r["value"], r["text"], r["reason"]) for r in found}
+    found = [r for r in trial_metrics(trial, entry) if r.phase == phase and r.quantile is None]
+    return {r.metric: (r.value, r.text, r.reason) for r in found}
 
 
 CLOCKS = [

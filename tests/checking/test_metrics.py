@@ -20,7 +20,6 @@ from testbed_runtime.core.judgement.metrics import (
     CONTROL_UNSTABLE,
     FAULT_NOT_VERIFIED,
     HISTORY_INCOMPLETE,
-    METRIC_FIELDS,
     METRICS,
     NO_DATA,
     NOT_COUNTED,
@@ -58,11 +57,7 @@ def found(trial: Any, entry: TrialEntry, *asked: dict[str, Any]) -> RunVerdict:
 
 def values(trial: Any, entry: dict[str, Any]) -> dict[str, Any]:
     """Metric → value, of the rows without phase and quantile."""
-    return {
-        r["metric"]: r["value"]
-        for r in trial_metrics(trial, entry)
-        if r["phase"] == "" and r["quantile"] is None
-    }
+    return {r.metric: r.value for r in trial_metrics(trial, entry) if r.phase == "" and r.quantile is None}
 
 
 def test_a_good_history_passes(history: Any):
@@ -107,10 +102,8 @@ def test_one_of_two_targets_unverified_is_not_verified(history: Any):
     for target, state in (("tm-0", "verified"), ("tm-1", "unverified")):
         built.add("supervisor", "faults", 8.1, fault="kill", state=state, targets=[target])
     rows = trial_metrics(built.trial(), history.entry())
-    assert [r["value"] for r in rows if r["metric"] == "fault.verified"] == [0.0]
-    assert [r["value"] for r in trial_metrics(trial, history.entry()) if r["metric"] == "fault.verified"] == [
-        1.0
-    ]
+    assert [r.value for r in rows if r.metric == "fault.verified"] == [0.0]
+    assert [r.value for r in trial_metrics(trial, history.entry()) if r.metric == "fault.verified"] == [1.0]
 
 
 def test_residue_is_an_error(history: Any):
@@ -134,9 +127,9 @@ def test_a_failover_because_an_interrupted_run_stopped_its_processes_does_not_co
     """The kill's failover begins at 9.5 s. If the run was interrupted before that, stopping its processes caused it."""
     phase = {"name": "observation", "start_ns": history.at(9.0), "end_ns": history.at(ends_s)}
     entry = history.entry(drained=False, phases=[phase])
-    rows = {r["metric"]: r for r in trial_metrics(history.good(), entry) if not r["phase"]}
-    assert rows["failovers.count"]["value"] == count
-    assert bool(rows["detection.text"]["text"]) is detected
+    rows = {r.metric: r for r in trial_metrics(history.good(), entry) if not r.phase}
+    assert rows["failovers.count"].value == count
+    assert bool(rows["detection.text"].text) is detected
 
 
 def test_a_gap_in_the_history_is_inconclusive(history: Any):
@@ -176,7 +169,7 @@ def test_shed_rows_are_inconclusive(history: Any):
 def test_an_empty_history_is_never_a_pass(history: Any):
     """Every row says why it has no value, and nothing raises."""
     rows = trial_metrics(history.empty().trial(), history.entry())
-    assert all(r["reason"] for r in rows if r["value"] is None and METRICS[r["metric"]].unit != "text")
+    assert all(r.reason for r in rows if r.value is None and METRICS[r.metric].unit != "text")
     assert found(history.empty().trial(), history.entry()).verdict is Verdict.INCONCLUSIVE
     assert found(history.empty().trial(), trial_entry()).verdict is Verdict.INCONCLUSIVE
 
@@ -187,10 +180,8 @@ def test_rows_have_the_fields_and_every_metric_of_the_catalogue(history: Any):
     rows = trial_metrics(trial, entry)
     rows += trial_metrics(trial, replace(entry, role="control", trial="c"))
     rows += control_metrics(rows, [entry])
-    fields = [name for name, _ in METRIC_FIELDS]
-    assert all(list(r) == fields for r in rows)
-    assert {r["metric"] for r in rows} == set(METRICS)
-    keys = [(r["metric"], r["phase"], r["quantile"]) for r in trial_metrics(trial, entry)]
+    assert {r.metric for r in rows} == set(METRICS)
+    keys = [(r.metric, r.phase, r.quantile) for r in trial_metrics(trial, entry)]
     assert len(set(keys)) == len(keys)
 
 
@@ -204,25 +195,25 @@ def test_a_control_trial_is_compared_by_phase_and_quantile(history: Any):
     history.sample(built, failover=False)
     control = built.trial()
     rows = trial_metrics(history.good(), entry)
-    control_rows = [r | {"trial": "main-control-1"} for r in trial_metrics(control, control_entry)]
-    stable = next(r for r in control_rows if r["metric"] == "control.stable")
-    assert (stable["value"], stable["text"]) == (1.0, "")
+    control_rows = [replace(r, trial="main-control-1") for r in trial_metrics(control, control_entry)]
+    stable = next(r for r in control_rows if r.metric == "control.stable")
+    assert (stable.value, stable.text) == (1.0, "")
     more = control_metrics([*rows, *control_rows], [control_entry, entry])
-    relative = {(r["metric"], r["phase"], r["quantile"]): r["value"] for r in more}
+    relative = {(r.metric, r.phase, r.quantile): r.value for r in more}
     assert relative["latency.relative-to-control", "baseline", 0.5] == pytest.approx(1.0)
     assert relative["latency.relative-to-control", "observation", 0.99] > 50
     assert relative["throughput.relative-to-control", "fault", None] < 0.1
-    assert {r["trial"] for r in more} == {"main-1"}
+    assert {r.trial for r in more} == {"main-1"}
 
 
 def test_a_control_trial_with_a_failover_is_not_stable(history: Any):
     """And then nothing but safety counts."""
     entry = history.entry(role="control", faults=[])
     rows = trial_metrics(history.good(), entry)
-    stable = next(r for r in rows if r["metric"] == "control.stable")
-    assert stable["value"] == 0.0
-    assert "failover" in stable["text"]
-    both = [r | {"trial": "c"} for r in rows] + trial_metrics(history.good(), history.entry())
+    stable = next(r for r in rows if r.metric == "control.stable")
+    assert stable.value == 0.0
+    assert "failover" in stable.text
+    both = [replace(r, trial="c") for r in rows] + trial_metrics(history.good(), history.entry())
     verdict = judge(
         trials=[TrialFacts(trial="c", role="control"), TrialFacts.from_manifest(history.entry())],
         expectations={"main": [Expectation.from_item(a) for a in ASKED]},
@@ -325,8 +316,8 @@ def test_what_stale_attempts_offered_is_added_up(history: Any):
     built.event("stale.rejected", "sink-0", 9.0, attempt=0)
     for what, count in (("record", 40), ("record", 2), ("acknowledgement", 1)):
         built.event("stale.rejected", "sink-0", 9.0, attempt=0, data={"what": what, "count": count})
-    row = next(r for r in trial_metrics(built.trial(), history.entry()) if r["metric"] == "stale.rejected")
-    assert (row["value"], row["text"]) == (44, "2 acknowledgement, 42 record")
+    row = next(r for r in trial_metrics(built.trial(), history.entry()) if r.metric == "stale.rejected")
+    assert (row.value, row.text) == (44, "2 acknowledgement, 42 record")
 
 
 def test_counts_of_the_control_plane(history: Any):
@@ -345,11 +336,11 @@ def test_counts_of_the_control_plane(history: Any):
 
 def test_the_state_of_the_job_is_that_before_the_drain(history: Any):
     """The drain itself ends it."""
-    rows = {r["metric"]: r for r in trial_metrics(history.good(), history.entry())}
-    assert rows["job.state"]["text"] == "RUNNING"
-    assert (rows["job.failure"]["text"], rows["job.failure"]["reason"]) == ("", "")
-    nothing = {r["metric"]: r for r in trial_metrics(history.empty().trial(), history.entry())}
-    assert nothing["job.failure"]["reason"] == NO_DATA
+    rows = {r.metric: r for r in trial_metrics(history.good(), history.entry())}
+    assert rows["job.state"].text == "RUNNING"
+    assert (rows["job.failure"].text, rows["job.failure"].reason) == ("", "")
+    nothing = {r.metric: r for r in trial_metrics(history.empty().trial(), history.entry())}
+    assert nothing["job.failure"].reason == NO_DATA
 
 
 def test_legacy_mode_has_no_credit_to_violate(history: Any):
@@ -367,11 +358,11 @@ def test_buffers_in_use_are_the_largest_share_of_a_phase_and_last_until_they_cha
     for name, leaked in (("tm-0-1", 0), ("tm-1-1", 2)):
         built.event("network.buffers", name, 30.0, data={"leaked": leaked})
     rows = trial_metrics(built.trial(), history.entry())
-    used = {r["phase"]: (r["value"], r["text"]) for r in rows if r["metric"] == "buffers.used"}
+    used = {r.phase: (r.value, r.text) for r in rows if r.metric == "buffers.used"}
     assert used["baseline"] == (0.2, "tm-0-1 10.0%; tm-1-1 20.0%")
     assert used[""] == (0.25, "tm-0-1 25.0%; tm-1-1 20.0%")
-    (leaked,) = [r for r in rows if r["metric"] == "buffers.leaked"]
-    assert (leaked["value"], leaked["text"]) == (2, "tm-1-1 2")
+    (leaked,) = [r for r in rows if r.metric == "buffers.leaked"]
+    assert (leaked.value, leaked.text) == (2, "tm-1-1 2")
 
 
 def test_a_job_that_finished_before_its_channels_were_sampled_is_not_judged_by_its_credit(history: Any):
@@ -384,15 +375,15 @@ def test_a_job_that_finished_before_its_channels_were_sampled_is_not_judged_by_i
             return None if table == "channels" else row
 
         rows = trial_metrics(history.good(change), history.entry())
-        return next(r["reason"] for r in rows if r["metric"] == "credit.violations")
+        return next(r.reason for r in rows if r.metric == "credit.violations")
 
     assert (finished_at(20.0), finished_at(None)) == (NOT_SAMPLED, NO_DATA)
 
 
 def test_a_leak_that_no_taskmanager_counted_is_unknown(history: Any):
     """All of them were killed."""
-    (leaked,) = [r for r in trial_metrics(history.good(), history.entry()) if r["metric"] == "buffers.leaked"]
-    assert (leaked["value"], leaked["reason"]) == (None, NOT_COUNTED)
+    (leaked,) = [r for r in trial_metrics(history.good(), history.entry()) if r.metric == "buffers.leaked"]
+    assert (leaked.value, leaked.reason) == (None, NOT_COUNTED)
 
 
 @pytest.mark.parametrize(
@@ -416,5 +407,5 @@ def test_duplicates_are_allowed_with_at_least_once_after_a_failover(
     if failover:
         built.event("failover.started", "1", 6.0)
     entry = history.entry(configuration={"execution.checkpointing.mode": mode})
-    texts = {r["metric"]: r["text"] for r in trial_metrics(built.trial(), entry)}
+    texts = {r.metric: r.text for r in trial_metrics(built.trial(), entry)}
     assert (texts["delivery.duplicated"] == AT_LEAST_ONCE) is allowed

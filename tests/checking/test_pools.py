@@ -40,8 +40,8 @@ def test_a_gate_is_its_exclusive_and_its_floating_buffers(history: Any):
     first = [gate("count-0", channels=4), gate("count-1", channels=6, size=1)]
     trial = recorded(history, first, [gate("count-0", channels=4, size=8)])
     assert largest_gates(trial, 1 << 62) == {"count ← source": (4, 2, 8)}
-    rows = {r["metric"]: r for r in trial_metrics(trial, history.entry())}
-    assert (rows["buffers.gate"]["value"], rows["buffers.gate"]["text"]) == (16, "count ← source 4 × 2 + 8")
+    rows = {r.metric: r for r in trial_metrics(trial, history.entry())}
+    assert (rows["buffers.gate"].value, rows["buffers.gate"].text) == (16, "count ← source 4 × 2 + 8")
 
 
 def test_two_pools_of_the_same_need_share_what_is_there(history: Any):

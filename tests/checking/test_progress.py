@@ -350,18 +350,18 @@ def test_the_noise_of_the_control_trial_widens_steady(history: Any):
     _, fault = with_noise([control, history.entry()], lambda entry: uneven.trial())
     assert fault.noise == pytest.approx(0.1, abs=0.01)
     noise = [
-        next(r["value"] for r in trial_metrics(trial, e) if r["metric"] == "throughput.noise")
+        next(r.value for r in trial_metrics(trial, e) if r.metric == "throughput.noise")
         for trial, e in ((uneven.trial(), control), (history.good(), fault))
     ]
     assert noise == pytest.approx([0.1, 0.0], abs=0.01)
-    steady = {e.noise: r for e in (fault, history.entry()) for r in trial_metrics(low, e) if r["metric"] == "recovery.steady"}  # fmt: skip
-    assert steady[fault.noise]["reason"] == ""
-    assert steady[None]["reason"] == NOT_RECOVERED
+    steady = {e.noise: r for e in (fault, history.entry()) for r in trial_metrics(low, e) if r.metric == "recovery.steady"}  # fmt: skip
+    assert steady[fault.noise].reason == ""
+    assert steady[None].reason == NOT_RECOVERED
 
 
 def test_windows_by_milestones_follow_what_happened(history: Any):
     """Outage, catch-up and the time after it have values of their own, whatever the fault's duration was asked to be."""
-    rows = {(r["metric"], r["phase"]): r["value"] for r in trial_metrics(history.good(), history.entry())}
+    rows = {(r.metric, r.phase): r.value for r in trial_metrics(history.good(), history.entry())}
     assert rows["throughput.goodput", "outage"] == pytest.approx(0, abs=30)
     assert rows["throughput.goodput", "catch-up"] == pytest.approx(8000, rel=0.15)
     assert rows["throughput.goodput", "recovered"] == pytest.approx(2000, rel=0.02)
@@ -416,11 +416,11 @@ def test_back_pressure_has_flinks_words(history: Any):
     assert (count.vertex, count.level, sink.level) == ("count", "HIGH", "OK")
     assert (count.backpressured, count.busy, count.idle) == pytest.approx((0.7, 0.3, 0.1), abs=0.001)
     assert [level(x) for x in (0.1, 0.11, 0.5, 0.51)] == ["OK", "LOW", "LOW", "HIGH"]
-    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
-    assert rows["tasks.backpressured", "baseline"]["text"] == "count 70% HIGH; sink 5% OK"
-    assert rows["tasks.backpressured", "baseline"]["value"] == pytest.approx(0.7)
-    assert rows["tasks.busy", "baseline"]["value"] == pytest.approx(0.95)
-    assert rows["tasks.idle", "baseline"]["value"] == pytest.approx(0.0, abs=0.001)
+    rows = {(r.metric, r.phase): r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["tasks.backpressured", "baseline"].text == "count 70% HIGH; sink 5% OK"
+    assert rows["tasks.backpressured", "baseline"].value == pytest.approx(0.7)
+    assert rows["tasks.busy", "baseline"].value == pytest.approx(0.95)
+    assert rows["tasks.idle", "baseline"].value == pytest.approx(0.0, abs=0.001)
 
 
 def test_a_source_that_waits_has_waited_since_before_the_sample(history: Any):
@@ -441,10 +441,10 @@ def test_each_sink_vertex_has_its_own_throughput(history: Any):
             built.add("tm-0-1", "tasks", t, task=task, vertex=task[:-2], role="sink", records_in=per_second * t)  # fmt: skip
     window = Window(history.at(2), history.at(8))
     assert by_sink(sinks_of(built.trial()), window) == pytest.approx({"fast": 60.0, "slow": 5.0})
-    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
-    assert rows["throughput.slowest-sink", "baseline"]["value"] == pytest.approx(5.0)
-    assert rows["throughput.fastest-sink", "baseline"]["value"] == pytest.approx(60.0)
-    assert rows["throughput.fastest-sink", "baseline"]["text"] == "fast 60; slow 5"
+    rows = {(r.metric, r.phase): r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["throughput.slowest-sink", "baseline"].value == pytest.approx(5.0)
+    assert rows["throughput.fastest-sink", "baseline"].value == pytest.approx(60.0)
+    assert rows["throughput.fastest-sink", "baseline"].text == "fast 60; slow 5"
 
 
 def test_lag_and_stall_are_those_of_the_worst_task(history: Any):
@@ -453,7 +453,7 @@ def test_lag_and_stall_are_those_of_the_worst_task(history: Any):
     for tick in range(120):
         for task, every, late in (("sink-0", 1, 0.1), ("sink-1", 10, 0.8)):
             built.add("tm-0-1", "tasks", tick / 10, task=task, vertex="sink", role="sink", records_in=tick // every, lag_ns=round(late * NS))  # fmt: skip
-    rows = {(r["metric"], r["phase"]): r["value"] for r in trial_metrics(built.trial(), history.entry())}
+    rows = {(r.metric, r.phase): r.value for r in trial_metrics(built.trial(), history.entry())}
     assert rows["lag.max", "baseline"] == pytest.approx(0.8)
     assert rows["liveness.longest-stall", "baseline"] == pytest.approx(1.0)
 
@@ -469,10 +469,10 @@ def test_sampled_back_pressure_is_the_worst_subtasks_share_of_samples(history: A
     built.event("backpressure.sampled", "count-0", 19, attempt=0, data=json.dumps(late))
     shares = sampled_within(built.trial(), Window(history.at(2), history.at(8)))
     assert shares == {"count": 0.4, "sink": 0.6}
-    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
-    assert rows["tasks.backpressured-sampled", "baseline"]["text"] == "count 40% LOW; sink 60% HIGH"
-    assert rows["tasks.backpressured-sampled", "baseline"]["value"] == 0.6
-    assert rows["tasks.backpressured-sampled", "observation"]["value"] == 1.0
+    rows = {(r.metric, r.phase): r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["tasks.backpressured-sampled", "baseline"].text == "count 40% LOW; sink 60% HIGH"
+    assert rows["tasks.backpressured-sampled", "baseline"].value == 0.6
+    assert rows["tasks.backpressured-sampled", "observation"].value == 1.0
 
 
 def test_the_last_arrival_is_that_of_the_sink_that_received_longest(history: Any):
@@ -523,8 +523,8 @@ def test_nothing_arrives_at_the_end_if_no_one_types(
         if t <= sampled_s:
             built.add("tm-1-1", "tasks", t, task="source-0", vertex="source", role="source", records_out=emitted)  # fmt: skip
     entry = history.entry(job={"vertices": [{"name": "source", "role": "source", "kind": kind}]})
-    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), entry)}
-    assert rows["liveness.at-end", ""]["value"] == alive
+    rows = {(r.metric, r.phase): r for r in trial_metrics(built.trial(), entry)}
+    assert rows["liveness.at-end", ""].value == alive
 
 
 @pytest.mark.parametrize(
@@ -540,6 +540,6 @@ def test_an_overloaded_job_without_records_at_the_end_is_called_overloaded(
         built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=min(tick, 210))
         busy_ns = round(max(0.0, min(t - 21, worked_s)) * NS)
         built.add("tm-0-1", "tasks", t, task="count-0", vertex="count", role="operator", busy_ns=busy_ns)
-    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
+    rows = {(r.metric, r.phase): r for r in trial_metrics(built.trial(), history.entry())}
     found = rows["liveness.at-end", ""]
-    assert (found["value"], found["reason"], found["text"]) == (0, reason, text)
+    assert (found.value, found.reason, found.text) == (0, reason, text)

@@ -30,7 +30,8 @@ PLANS = {plan.trial: plan for plan in synthetic.PLANS}
 
 def answers(trial: Trial, entry: TrialEntry) -> str:
     return json.dumps(
-        [trial_metrics(trial, entry), to_builtins(trial_timeseries(trial, entry))], sort_keys=True
+        [to_builtins(trial_metrics(trial, entry)), to_builtins(trial_timeseries(trial, entry))],
+        sort_keys=True,
     )
 
 

@@ -116,9 +116,9 @@ def test_a_fault_within_the_recovery_of_another_has_an_outage_of_its_own(history
     assert TrialRecovery.from_json(TrialRecovery(trial="t", recoveries=(found,)).to_json()).recoveries == (found,)  # fmt: skip
     windows = dict(milestones(TrialRecovery(trial="t", recoveries=(found,)), history.at(24)))
     assert windows["outage/pause"] == Window(history.at(9), history.at(11.1))
-    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(trial, entry) if r["quantile"] is None}
-    assert rows["lag.max", "outage/pause"]["value"] == pytest.approx(3.0, abs=0.15)
-    assert rows["lag.max", "recovered/pause"]["value"] < 0.2
+    rows = {(r.metric, r.phase): r for r in trial_metrics(trial, entry) if r.quantile is None}
+    assert rows["lag.max", "outage/pause"].value == pytest.approx(3.0, abs=0.15)
+    assert rows["lag.max", "recovered/pause"].value < 0.2
 
 
 def test_a_fault_after_the_recovery_of_another_shares_nothing(history: Any):

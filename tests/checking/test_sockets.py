@@ -57,20 +57,18 @@ def test_the_whole_chain_is_the_push_back(history: Any):
     sample(built, 3.6, "producer", connection=4001, peer_window=0, send_queue=9)
     sample(built, 4.1, "producer", connection=4001, peer_window=0, send_queue=9, writable=False)
     built.add("tm-0-1", "tasks", 5.0, task="source-0", role="source", backpressured_ns=400_000_000)
-    rows = {r["metric"]: r for r in trial_metrics(built.trial(), history.entry())}
-    assert rows["network.push-back"]["value"] == pytest.approx(1.6)
-    assert (
-        rows["network.push-back"]["text"].split("; ")[0].endswith("not writable 1.10 s, source waits 1.60 s")
-    )
-    assert rows["network.push-back"]["text"].endswith("not writable 600 ms, source waits 1.10 s")
-    assert rows["network.window-probes"]["value"] == 2
+    rows = {r.metric: r for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["network.push-back"].value == pytest.approx(1.6)
+    assert rows["network.push-back"].text.split("; ")[0].endswith("not writable 1.10 s, source waits 1.60 s")
+    assert rows["network.push-back"].text.endswith("not writable 600 ms, source waits 1.10 s")
+    assert rows["network.window-probes"].value == 2
 
 
 def test_without_samples_nothing_is_known(history: Any):
     """Virtual time, credit, or another kernel. A reader that never stopped has no steps either."""
-    rows = {r["metric"]: r for r in trial_metrics(history.good(), history.entry())}
+    rows = {r.metric: r for r in trial_metrics(history.good(), history.entry())}
     for metric in ("network.push-back", "network.window-limited", "network.window-probes"):
-        assert (rows[metric]["value"], rows[metric]["reason"]) == (None, "NoData")
+        assert (rows[metric].value, rows[metric].reason) == (None, "NoData")
     built = history.empty()
     sample(built, 3.0, "consumer")
     assert push_backs(built.trial()) == []
@@ -127,7 +125,7 @@ def test_the_connection_that_was_held_up_most_counts(history: Any):
         sample(built, 3.0, "consumer", connection=connection, reading=False)
         sample(built, 3.0, "producer", connection=connection)
         sample(built, 4.0, "producer", connection=connection, limited_s=limited, probes=probes)
-    rows = {r["metric"]: r["value"] for r in trial_metrics(built.trial(), history.entry())}
+    rows = {r.metric: r.value for r in trial_metrics(built.trial(), history.entry())}
     assert (rows["network.window-limited"], rows["network.window-probes"]) == (pytest.approx(0.5), 3)
 
 

@@ -20,18 +20,19 @@ from testbed_runtime.cli.study_runs import Done, Task
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import distributions
 from testbed_runtime.core.judgement.verdict import RunVerdict, Verdict
+from tests.metricrows import metric_row
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "02-taskmanager-killed"
 
 
-def row(value, *, metric="recovery.total", variant="main", role="fault"):
-    return {"metric": metric, "variant": variant, "role": role, "phase": "", "value": value}
+def row(value, *, metric="recovery.total", variant="main", reason=""):
+    return variant, metric_row(metric, value, reason=reason)
 
 
 def test_a_distribution_is_median_and_middle_90_percent_per_variant():
-    """Control trials and other metrics do not count; a trial without a value is counted as missing."""
+    """Other metrics do not count; a trial without a value is counted as missing."""
     rows = [row(float(n)) for n in range(101)]
-    rows += [row(None), row(9e9, role="control"), row(1.0, metric="delivery.lost"), row(4.0, variant="other")]
+    rows += [row(None), row(1.0, metric="delivery.lost"), row(4.0, variant="other")]
     first, second = distributions(rows)
     assert (first.variant, first.count, first.missing) == ("main", 101, 1)
     assert (first.low, first.median, first.high) == (5.0, 50.0, 95.0)
@@ -49,9 +50,7 @@ def test_a_line_says_how_many_trials_have_no_value():
 
 def test_a_line_says_how_many_trials_had_not_recovered():
     """Their values are what was observed until the end, so the percentiles may be larger."""
-    found = distributions(
-        [{**row(2.0), "reason": "NotRecovered"}, row(2.0), {**row(None), "reason": "NoFault"}]
-    )
+    found = distributions([row(2.0, reason="NotRecovered"), row(2.0), row(None, reason="NoFault")])
     assert list(lines(found)) == [
         "  main: recovery.total: median 2.00 s, p5 2.00 s, p95 2.00 s (1 of 3 without a value) "
         "(1 of 2 had not recovered: at least these values)",

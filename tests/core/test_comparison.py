@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,9 @@ from testbed_runtime.core.judgement.comparison import (
 )
 from testbed_runtime.core.judgement.expectations import Expectation, parse_margin
 from testbed_runtime.core.judgement.judge import judge
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict
+from tests.metricrows import metric_row
 
 DETECT = Key("recovery.detect")
 GOODPUT = Key("throughput.records-per-second")
@@ -207,13 +208,9 @@ def test_a_void_trial_drops_its_pair_only():
     assert not contrast(DETECT, ("a", whole), ("b", samples(noisy(2, 0.1, 8, 3), first=50))).paired
 
 
-def rows_of(trial: str, detect: float) -> list[dict[str, Any]]:
+def rows_of(trial: str, detect: float) -> list[MetricRow]:
     values: dict[str, float] = dict.fromkeys(m.SAFETY, 0) | {"history.missing": 0, "recovery.detect": detect}
-    return [
-        {"run": "r", "trial": trial, "metric": name, "phase": "", "quantile": None, "value": value, "text": "",
-         "bounded_by": "", "reason": ""}
-        for name, value in values.items()
-    ]  # fmt: skip
+    return [metric_row(name, value, trial=trial) for name, value in values.items()]
 
 
 def test_every_headline_is_a_metric_with_rows():
@@ -283,10 +280,7 @@ def test_a_metric_without_a_better_direction_is_only_higher_or_lower(
     rows = [
         Group(
             name=name,
-            trials={
-                n: [{"metric": key.metric, "phase": "", "quantile": None, "value": v, "reason": ""}]
-                for n, v in enumerate(values)
-            },
+            trials={n: [metric_row(key.metric, v)] for n, v in enumerate(values)},
         )
         for name, values in (("a", before), ("b", after))
     ]
@@ -324,7 +318,7 @@ def test_a_comparison_passes_or_fails_only_if_the_interval_decides(
 def test_a_comparison_needs_a_stable_control_run_of_the_other_variant(stable: float, verdict: Verdict):
     """A reference that varies by itself shows no improvement."""
     trials = [TrialFacts(trial="slow-control-1", variant="slow", role="control")]
-    rows = [rows_of("slow-control-1", 1)[-1] | {"metric": "control.stable", "value": stable}]
+    rows = [replace(rows_of("slow-control-1", 1)[-1], metric="control.stable", value=stable)]
     for variant, values in (("slow", TWO), ("fast", ONE)):
         for number, value in enumerate(values, 1):
             trials.append(TrialFacts(trial=f"{variant}-{number}", variant=variant, number=number))
@@ -495,21 +489,15 @@ def test_a_sample_is_the_only_matching_row_with_a_finite_value():
         "recovery.detect",
         "lag.max (fault)",
     )
-    one = {"metric": "latency", "phase": "fault", "quantile": 0.99, "value": 2.0, "reason": ""}
-    others = [{**one, "phase": "baseline"}, {**one, "quantile": 0.5}, {**one, "quantile": None}, {**one, "metric": "lag.max"}]  # fmt: skip
+    one = metric_row("latency", 2.0, phase="fault", quantile=0.99)
+    others = [replace(one, phase="baseline"), replace(one, quantile=0.5), replace(one, quantile=None), replace(one, metric="lag.max")]  # fmt: skip
     assert sample(key, 3, [*others, one]) == Sample(pair=3, value=2.0)
     assert sample(key, 3, others) == Sample(pair=3, value=None, reason=m.NO_DATA)
     assert sample(key, 3, [one, one]) == Sample(pair=3, value=None, reason=m.NO_DATA)
-    assert sample(key, 3, [{**one, "value": float("inf")}]) == Sample(pair=3, value=None, reason=m.NO_DATA)
-    missing = sample(key, 3, [{**one, "value": None, "reason": m.NO_FAULT}])
+    assert sample(key, 3, [replace(one, value=float("inf"))]) == Sample(pair=3, value=None, reason=m.NO_DATA)
+    missing = sample(key, 3, [replace(one, value=None, reason=m.NO_FAULT)])
     assert missing == Sample(pair=3, value=None, reason=m.NO_FAULT)
-    detect = {
-        "metric": "recovery.detect",
-        "phase": "any",
-        "quantile": 0.5,
-        "value": 1.0,
-        "reason": m.NOT_RECOVERED,
-    }
+    detect = metric_row("recovery.detect", 1.0, phase="any", quantile=0.5, reason=m.NOT_RECOVERED)
     assert sample(DETECT, 1, [detect]) == Sample(pair=1, value=1.0, reason=m.NOT_RECOVERED)
     assert sample(DETECT, 1, [detect]).bounded
 

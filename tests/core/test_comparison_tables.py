@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.comparison import (
@@ -15,6 +16,7 @@ from testbed_runtime.core.judgement.comparison import (
 )
 from testbed_runtime.core.judgement.expectations import Expectation
 from tests.core.test_comparison import DETECT, TWO, rows_of
+from tests.metricrows import metric_row
 
 
 def test_a_table_shows_means_intervals_and_what_is_missing():
@@ -24,7 +26,7 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
         Group(name=name, trials={i: rows_of(f"{name}-{i}", v) for i, v in enumerate(values)})  # type: ignore[arg-type]
         for name, values in detects.items()
     ]
-    bounded = [row | {"reason": m.NOT_RECOVERED} if row["metric"] == "recovery.detect" else row for row in rows_of("x", 2.0)]  # fmt: skip
+    bounded = [replace(row, reason=m.NOT_RECOVERED) if row.metric == "recovery.detect" else row for row in rows_of("x", 2.0)]  # fmt: skip
     groups.append(Group(name="late", trials=dict.fromkeys(range(8), bounded)))
     once = comparison(
         [Group(name="late", trials={1: bounded}), Group(name="new", trials={1: rows_of("x", 3.0)})],
@@ -57,7 +59,7 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
     first = comparison([groups[0], groups[0]], keys=(DETECT,))
     assert list(first.summary) == ["plain and plain are indistinguishable in recovery.detect"]
     values = {"a": [1.0, 3.0] * 5, "b": [3.0, 1.0] * 5}
-    unsure = [Group(name=name, trials={i: [*rows_of(name, 2.0), bounded[0] | {"metric": "recovery.total", "value": v}] for i, v in enumerate(drawn)}) for name, drawn in values.items()]  # fmt: skip
+    unsure = [Group(name=name, trials={i: [*rows_of(name, 2.0), replace(bounded[0], metric="recovery.total", value=v)] for i, v in enumerate(drawn)}) for name, drawn in values.items()]  # fmt: skip
     assert list(comparison(unsure, keys=(DETECT, Key("recovery.total"))).summary) == [
         "b and a are indistinguishable in recovery.detect, recovery.total, within the intervals of the table"
     ], "one of them is known to be equal"
@@ -85,7 +87,7 @@ def test_the_judged_metrics_are_shown_where_the_groups_differ_and_are_not_compar
     assert judged_keys(judged) == [Key("latency", 0.99), lost, twice]
 
     def group(name: str, count: float) -> Group:
-        more = [{"metric": k.metric, "phase": "", "quantile": None, "value": v, "reason": ""} for k, v in ((lost, count), (twice, 0.0))]  # fmt: skip
+        more = [metric_row(k.metric, v) for k, v in ((lost, count), (twice, 0.0))]  # fmt: skip
         return Group(name=name, trials={i: [*rows_of("x", 2.0)[-1:], *more] for i in range(3)})
 
     table = comparison([group("a", 1.0), group("b", 4.0)], keys=(DETECT,), also=[DETECT, lost, twice])
@@ -93,7 +95,7 @@ def test_the_judged_metrics_are_shown_where_the_groups_differ_and_are_not_compar
     assert [g.values[1].text for g in table.groups] == ["1", "4"]
     assert [c.key.title for c in table.contrasts] == ["recovery.detect"]
     many = [Key("latency", q, phase) for q in m.QUANTILES for phase in ("baseline", "observation")]
-    rows = [[{"metric": "latency", "phase": k.phase, "quantile": k.quantile, "value": v, "reason": ""} for k in many] for v in (1.0, 2.0)]  # fmt: skip
+    rows = [[metric_row("latency", v, phase=k.phase, quantile=k.quantile) for k in many] for v in (1.0, 2.0)]  # fmt: skip
     groups = [Group(name=str(i), trials={1: found}) for i, found in enumerate(rows)]
     assert len(comparison(groups, keys=(), also=many).metrics) == ALSO_MAX < len(many)
 
@@ -106,10 +108,7 @@ def test_a_phase_that_repeats_a_row_is_not_listed():
 
     def group(name: str, rate: float) -> Group:
         values = ((headline, rate), (same, rate), (other, rate + 1))
-        rows = [
-            {"metric": k.metric, "phase": k.phase, "quantile": None, "value": v, "reason": ""}
-            for k, v in values
-        ]
+        rows = [metric_row(k.metric, v, phase=k.phase) for k, v in values]
         return Group(name=name, trials={1: rows})
 
     table = comparison([group("a", 1.0), group("b", 4.0)], keys=(headline,), also=[same, other])
@@ -135,7 +134,7 @@ def test_too_few_trials_are_said_once_for_all_groups():
 def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():
     """The others cannot make up for what it would still have taken."""
     late = [
-        row | {"reason": m.NOT_RECOVERED} if row["metric"] == "recovery.detect" else row
+        replace(row, reason=m.NOT_RECOVERED) if row.metric == "recovery.detect" else row
         for row in rows_of("x", 2.0)
     ]
     trials = {0: late, **{n: rows_of(f"x-{n}", 2.0) for n in range(1, 8)}}

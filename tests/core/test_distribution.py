@@ -7,12 +7,13 @@ from typing import Any
 from msgspec import to_builtins
 
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
-from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
+from testbed_runtime.core.judgement.metrics import NOT_RECOVERED, MetricRow
+from tests.metricrows import metric_row
 
 
-def rows(variant: str, metric: str, values: list[float | None], **more: Any) -> list[dict[str, Any]]:
+def rows(variant: str, metric: str, values: list[float | None], **more: Any) -> list[tuple[str, MetricRow]]:
     """One row per trial."""
-    return [{"variant": variant, "metric": metric, "value": value, **more} for value in values]
+    return [(variant, metric_row(metric, value, **more)) for value in values]
 
 
 def test_a_distribution_is_the_median_and_the_middle_nine_tenths():
@@ -33,10 +34,10 @@ def test_a_distribution_is_the_median_and_the_middle_nine_tenths():
 
 
 def test_distributions_are_ordered_by_variant_and_by_metric():
-    """The total first. Control trials, rows of a phase, and other metrics have none."""
+    """The total first. Rows of a phase and other metrics have none."""
     given = [
-        *rows("b", "failovers.count", [1]), *rows("b", "recovery.total", [2]), *rows("a", "recovery.detect", [3], role="fault", phase=""),
-        *rows("a", "recovery.detect", [9], role="control"), *rows("a", "recovery.detect", [9], phase="fault"), *rows("a", "lag.max", [9]),
+        *rows("b", "failovers.count", [1]), *rows("b", "recovery.total", [2]), *rows("a", "recovery.detect", [3]),
+        *rows("a", "recovery.detect", [9], phase="fault"), *rows("a", "lag.max", [9]),
     ]  # fmt: skip
     assert [(d.variant, d.metric, d.median) for d in distributions(given)] == [
         ("a", "recovery.detect", 3.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.expectations import (
@@ -14,6 +15,7 @@ from testbed_runtime.core.judgement.expectations import (
     show,
 )
 from testbed_runtime.core.judgement.quantities import apart, format_value
+from tests.metricrows import metric_row
 
 
 def item(metric: str, **more: Any) -> Expectation:
@@ -232,15 +234,15 @@ def test_a_quantile_is_over_trials_unless_the_metric_has_its_own(
 )
 def test_bounds_hold_at_their_edges(more: dict[str, str], row: dict[str, Any], holds: bool | None):
     """Bounds are inclusive. None: the row cannot tell."""
-    assert item("recovery.detect", **more).holds({"text": "", "reason": "", **row}) is holds
+    assert item("recovery.detect", **more).holds(metric_row("recovery.detect", **row)) is holds
 
 
 def test_a_text_with_a_reason_cannot_tell():
     """Without a reason, stars match anything, also several lines."""
     asked = item("job.cause", equals="a*c")
-    assert asked.holds({"value": None, "text": "a\nb c", "reason": ""}) is True
-    assert asked.holds({"value": None, "text": "a\nb cd", "reason": ""}) is False
-    assert asked.holds({"value": None, "text": "abc", "reason": m.NO_DATA}) is None
+    assert asked.holds(metric_row("job.cause", text="a\nb c")) is True
+    assert asked.holds(metric_row("job.cause", text="a\nb cd")) is False
+    assert asked.holds(metric_row("job.cause", text="abc", reason=m.NO_DATA)) is None
 
 
 @pytest.mark.parametrize(
@@ -295,18 +297,18 @@ def test_values_are_shown_with_their_unit(value: float, unit: str, text: str):
 )
 def test_a_value_beside_its_limit_reads_as_it_was_judged(expectation: Expectation, value: float, text: str):
     """It gets more digits if three of them would be on the other side of the limit."""
-    row = {"value": value, "text": "", "reason": ""}
+    row = metric_row(expectation.metric, value)
     assert expectation.shown(row) == text
-    assert expectation.shown({**row, "reason": m.NOT_RECOVERED}) == f"at least {text}"
+    assert expectation.shown(replace(row, reason=m.NOT_RECOVERED)) == f"at least {text}"
 
 
 def test_a_lower_bound_is_shown_as_one():
     """No value is no text, and a text is shown as it is."""
-    row = {"value": 4.5, "text": "", "reason": m.NOT_RECOVERED}
+    row = metric_row("recovery.total", 4.5, reason=m.NOT_RECOVERED)
     assert show(row, "recovery.total") == "at least 4.50 s"
-    assert show({**row, "reason": m.FILTERED}, "recovery.total") == "4.50 s"
-    assert show({**row, "value": None}, "recovery.total") == ""
-    assert show({"value": None, "text": "RUNNING", "reason": ""}, "job.state") == "RUNNING"
+    assert show(replace(row, reason=m.FILTERED), "recovery.total") == "4.50 s"
+    assert show(replace(row, value=None), "recovery.total") == ""
+    assert show(metric_row("job.state", text="RUNNING"), "job.state") == "RUNNING"
 
 
 def test_margins_may_be_zero_and_not_negative():

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.verdict import (
     RunVerdict,
     TrialCause,
@@ -21,35 +23,28 @@ from testbed_runtime.core.judgement.verdict import (
     most_severe,
 )
 from tests.manifests import trial_entry
+from tests.metricrows import metric_row
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
 
 
-def row(metric: str, value: float | None = None, **more: Any) -> dict[str, Any]:
-    """One metric row of trial main-1."""
-    return {
-        "run": "r", "trial": "main-1", "metric": metric, "phase": "", "quantile": None, "value": value,
-        "text": "", "bounded_by": "", "reason": "",
-    } | more  # fmt: skip
-
-
-def good_rows(**changes: Any) -> list[dict[str, Any]]:
+def good_rows(**changes: Any) -> list[MetricRow]:
     """A clean trial with one verified fault; `changes` by metric name with `_` for `.` and `-`: value, dict or None (absent)."""
-    rows = {name: row(name, 0) for name in m.SAFETY}
-    rows["fault.verified"] = row("fault.verified", 1, text="gc")
-    rows["fault.residue"] = row("fault.residue", 0)
-    rows["history.missing"] = row("history.missing", 0)
-    rows["liveness.at-end"] = row("liveness.at-end", 1)
-    rows["recovery.total"] = row("recovery.total", 7.5)
-    rows["recovery.detect"] = row("recovery.detect", 4.5, bounded_by="heartbeat.timeout = 5 s")
-    rows["failovers.count"] = row("failovers.count", 1)
-    rows["job.state"] = row("job.state", text="RUNNING")
+    rows = {name: metric_row(name, 0) for name in m.SAFETY}
+    rows["fault.verified"] = metric_row("fault.verified", 1, text="gc")
+    rows["fault.residue"] = metric_row("fault.residue", 0)
+    rows["history.missing"] = metric_row("history.missing", 0)
+    rows["liveness.at-end"] = metric_row("liveness.at-end", 1)
+    rows["recovery.total"] = metric_row("recovery.total", 7.5)
+    rows["recovery.detect"] = metric_row("recovery.detect", 4.5, bounded_by="heartbeat.timeout = 5 s")
+    rows["failovers.count"] = metric_row("failovers.count", 1)
+    rows["job.state"] = metric_row("job.state", text="RUNNING")
     for key, change in changes.items():
         name = next(n for n in rows if n.replace(".", "_").replace("-", "_") == key)
         if change is None:
             del rows[name]
         else:
-            rows[name] |= change if isinstance(change, dict) else {"value": change}
+            rows[name] = replace(rows[name], **(change if isinstance(change, dict) else {"value": change}))
     return list(rows.values())
 
 
@@ -59,7 +54,7 @@ DETECT = Expectation.from_item({"metric": "recovery.detect", "max": "5.5 s"})
 
 
 def judged(
-    rows: list[dict[str, Any]],
+    rows: list[MetricRow],
     *expectations: Expectation,
     trials: tuple[TrialFacts, ...] = (TRIAL,),
     error: str = "",
@@ -158,9 +153,9 @@ def test_a_void_trial_that_was_not_repeated_is_inconclusive():
     assert judged(good_rows(delivery_duplicated=1), trials=(void,)).verdict is FAIL
 
 
-def control_row(stable: float) -> dict[str, Any]:
+def control_row(stable: float) -> MetricRow:
     """The rows belong to the control trial."""
-    return row("control.stable", stable, trial="main-control-1")
+    return metric_row("control.stable", stable, trial="main-control-1")
 
 
 def test_an_unstable_control_run_makes_everything_but_safety_inconclusive():
@@ -180,7 +175,7 @@ def test_a_control_run_without_data_is_not_stable():
 
 def test_safety_is_judged_in_the_control_run_too():
     """A record lost without a fault is worse, not better."""
-    rows = [*good_rows(), control_row(1), row("delivery.lost", 1, trial="main-control-1")]
+    rows = [*good_rows(), control_row(1), metric_row("delivery.lost", 1, trial="main-control-1")]
     assert judged(rows, trials=(CONTROL, TRIAL)).verdict is FAIL
 
 
@@ -223,8 +218,8 @@ def test_the_first_scenario_fails_and_the_last_passes():
     assert most_severe([PASS, INCONCLUSIVE, FAIL, ERROR, PASS]) is ERROR
     assert most_severe([]) is INCONCLUSIVE
     trials = (TrialFacts(trial="a-1", variant="a"), TrialFacts(trial="b-1", variant="b"))
-    rows = [r | {"trial": t} for t in ("a-1", "b-1") for r in good_rows(fault_verified=None)]
-    rows = [r | {"value": 9} if (r["trial"], r["metric"]) == ("a-1", "recovery.detect") else r for r in rows]
+    rows = [replace(r, trial=t) for t in ("a-1", "b-1") for r in good_rows(fault_verified=None)]
+    rows = [replace(r, value=9) if (r.trial, r.metric) == ("a-1", "recovery.detect") else r for r in rows]
     found = judge(trials=trials, expectations={"a": (DETECT,), "b": (DETECT,)}, rows=rows)
     assert found.variants == (VariantVerdict("a", FAIL), VariantVerdict("b", PASS))
     assert found.verdict is FAIL
@@ -239,14 +234,14 @@ def test_the_order_of_verdicts_never_matters(verdicts: list[Verdict], random: An
     assert all(most_severe([*verdicts, v]).severity >= most_severe(verdicts).severity for v in Verdict)
 
 
-def many(values: list[float | None], **more: Any) -> tuple[tuple[TrialFacts, ...], list[dict[str, Any]]]:
+def many(values: list[float | None], **more: Any) -> tuple[tuple[TrialFacts, ...], list[MetricRow]]:
     """Create one trial per detection time."""
     trials = tuple(TrialFacts(trial=f"main-{i}") for i in range(len(values)))
     rows = []
     for trial, value in zip(trials, values, strict=True):
         detect = {"value": value} | more
         rows.extend(
-            r | {"trial": trial.trial} | (detect if r["metric"] == "recovery.detect" else {})
+            replace(r, trial=trial.trial, **(detect if r.metric == "recovery.detect" else {}))
             for r in good_rows(fault_verified=None)
         )
     return trials, rows
@@ -342,7 +337,7 @@ def test_bounds_of_another_unit_are_refused(text: str, unit: str):
 def test_texts_are_compared_with_stars_for_anything():
     """Flink's texts carry ids."""
     text = "Heartbeat of TaskManager with id tm-0-1 timed out."
-    rows = [*good_rows(), row("detection.text", text=text)]
+    rows = [*good_rows(), metric_row("detection.text", text=text)]
     for pattern, verdict in (
         ("Heartbeat of TaskManager with id * timed out.", PASS),
         ("*eartbeat of TaskManager with id tm-*", PASS),
@@ -357,9 +352,9 @@ def test_a_quantile_within_a_trial_takes_its_row():
     """The row of that quantile and phase is judged."""
     rows = [
         *good_rows(),
-        row("latency", 0.2, quantile=0.5, phase="fault"),
-        row("latency", 2.0, quantile=0.99, phase="fault"),
-        row("latency", 0.1, quantile=0.99, phase="baseline"),
+        metric_row("latency", 0.2, quantile=0.5, phase="fault"),
+        metric_row("latency", 2.0, quantile=0.99, phase="fault"),
+        metric_row("latency", 0.1, quantile=0.99, phase="baseline"),
     ]
     item = {"metric": "latency", "quantile": "p99", "phase": "during", "max": "1 s"}
     found = judged(rows, Expectation.from_item(item))
@@ -373,9 +368,9 @@ def test_every_reason_has_words_and_a_fix():
     assert reasons == set(m.REASONS)
 
 
-def of_trial(trial: str, **changes: Any) -> list[dict[str, Any]]:
+def of_trial(trial: str, **changes: Any) -> list[MetricRow]:
     """The good rows under another trial's name."""
-    return [r | {"trial": trial} for r in good_rows(**changes)]
+    return [replace(r, trial=trial) for r in good_rows(**changes)]
 
 
 def test_a_voided_trial_that_nothing_replaced_keeps_the_others_from_passing():
@@ -417,9 +412,9 @@ def test_one_control_run_serves_every_variant_with_its_settings():
     ]
     assert controls_of(entries) == {"a": "a-control-1", "b": "a-control-1", "f": "f-control-1"}
     shared = TrialFacts(trial="main-1", faults=("gc",), control="a-control-1")
-    steady = row("control.stable", 1, trial="a-control-1")
+    steady = metric_row("control.stable", 1, trial="a-control-1")
     assert judged([*good_rows(), steady], trials=(shared,)).verdict is PASS
-    found = judged([*good_rows(), steady | {"value": 0}], trials=(shared,))
+    found = judged([*good_rows(), replace(steady, value=0)], trials=(shared,))
     assert (found.verdict, found.reason) == (INCONCLUSIVE, m.CONTROL_UNSTABLE)
 
 
@@ -457,7 +452,7 @@ def test_a_violation_of_safety_is_shown_with_its_rows(value: int, shown: str):
 def test_a_failed_job_is_named_with_its_root_cause():
     """It fails the scenario. The cause stands in the summary, once, and in verdict.json."""
     failed = {"job_state": {"text": "FAILED"}, "delivery_lost": {"value": None, "reason": m.JOB_FAILED}}
-    rows = [*good_rows(**failed), row("job.cause", text=CAUSE)]
+    rows = [*good_rows(**failed), metric_row("job.cause", text=CAUSE)]
     found = judged(rows)
     assert found.verdict is FAIL
     assert found.summary == f"the job keeps running in main-1: measured FAILED: {CAUSE}"
@@ -468,7 +463,7 @@ def test_a_failed_job_is_named_with_its_root_cause():
 
 def test_an_unexpected_state_is_shown_with_its_root_cause():
     """An expectation of `job.state` that does not hold says why the job failed. One that holds stays short."""
-    rows = [*good_rows(job_state={"text": "FAILED"}), row("job.cause", text=CAUSE)]
+    rows = [*good_rows(job_state={"text": "FAILED"}), metric_row("job.cause", text=CAUSE)]
     running = judged(rows, Expectation.from_item({"metric": "job.state", "equals": "RUNNING"}))
     assert running.verdict is FAIL
     assert CAUSE in running.summary
@@ -540,7 +535,7 @@ def test_a_lower_bound_can_reach_a_minimum_and_exceed_a_maximum(
     bounds: dict[str, str], at_least: float, holds: bool | None
 ):
     """The true value is at least as large as what was observed."""
-    row = {"value": at_least, "text": "", "reason": m.NOT_RECOVERED, "bounded_by": ""}
+    row = metric_row("recovery.detect", at_least, reason=m.NOT_RECOVERED)
     assert Expectation(metric="recovery.detect", **bounds).holds(row) is holds
 
 
@@ -563,8 +558,8 @@ def test_clocks_that_differ_make_a_verdict_inconclusive_only_where_they_could_ch
     case: str, item: dict[str, Any], value: float, clocks: float, verdict: Verdict, reason: str
 ):
     """A latency between two nodes is off by the difference of their clocks."""
-    measured = row(item["metric"], value, quantile=item.get("quantile"))
-    rows = [*good_rows(), measured, row("clocks.difference", clocks)]
+    measured = metric_row(item["metric"], value, quantile=item.get("quantile"))
+    rows = [*good_rows(), measured, metric_row("clocks.difference", clocks)]
     found = judged(rows, Expectation.from_item(item))
     assert (found.verdict, found.reason) == (verdict, reason), case
 
@@ -572,8 +567,8 @@ def test_clocks_that_differ_make_a_verdict_inconclusive_only_where_they_could_ch
 def test_a_quantile_over_trials_and_a_comparison_need_equal_clocks():
     """One trial on a node whose clock differs is enough to leave them open."""
     trials = tuple(TrialFacts(trial=f"main-{n}", faults=("gc",)) for n in range(1, 4))
-    rows = [{**one, "trial": t.trial} for t in trials for one in good_rows()]
-    rows.append({**row("clocks.difference", 0.05), "trial": "main-2"})
+    rows = [replace(one, trial=t.trial) for t in trials for one in good_rows()]
+    rows.append(metric_row("clocks.difference", 0.05, trial="main-2"))
     for bound, verdict in (("7.52 s", INCONCLUSIVE), ("8 s", PASS)):
         item = {"metric": "recovery.total", "quantile": 0.5, "max": bound}
         assert judged(rows, Expectation.from_item(item), trials=trials).verdict is verdict

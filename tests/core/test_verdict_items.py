@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.expectations import Expectation
@@ -21,9 +22,9 @@ from tests.core.test_verdict import (
     good_rows,
     judged,
     many,
-    row,
 )
 from tests.manifests import trial_entry
+from tests.metricrows import metric_row
 
 
 def words(found: RunVerdict) -> dict[str, tuple[str, str, str]]:
@@ -100,12 +101,14 @@ def test_of_control_and_void_trials_only_a_violation_of_safety_is_listed():
     rows = [
         *good_rows(),
         control_row(1),
-        row("delivery.lost", None, trial="main-control-1"),
-        row("delivery.lost", 0, trial="main-2"),
+        metric_row("delivery.lost", None, trial="main-control-1"),
+        metric_row("delivery.lost", 0, trial="main-2"),
     ]
     found = judged(rows, trials=(CONTROL, TRIAL, void))
     assert {j.trial for j in found.judged} == {"main-1"}
-    broken = judged([*rows, row("delivery.duplicated", 1, trial="main-2")], trials=(CONTROL, TRIAL, void))
+    broken = judged(
+        [*rows, metric_row("delivery.duplicated", 1, trial="main-2")], trials=(CONTROL, TRIAL, void)
+    )
     assert [(j.trial, str(j.verdict)) for j in broken.judged if j.trial != "main-1"] == [("main-2", "Fail")]
 
 
@@ -138,11 +141,11 @@ def test_the_last_failure_of_the_summary_is_that_of_the_trial_that_decided():
         TrialFacts(trial="main-2", cause="second"),
         TrialFacts(trial="main-3"),
     )
-    rows = [row(r["metric"], r["value"], trial=t.trial, text=r["text"]) for t in trials for r in good_rows()]
+    rows = [metric_row(r.metric, r.value, trial=t.trial, text=r.text) for t in trials for r in good_rows()]
 
     def late(trial: str) -> str:
         slow = (trial, "recovery.detect")
-        changed = [r | {"value": 6.0} if (r["trial"], r["metric"]) == slow else r for r in rows]
+        changed = [replace(r, value=6.0) if (r.trial, r.metric) == slow else r for r in rows]
         return judged(changed, trials=trials).summary
 
     assert late("main-2").endswith("measured 6.00 s. Last failure of the job: second")
@@ -261,8 +264,8 @@ def test_details_and_least_values_are_shown():
     """The text of a detailed metric stands beside its value. A least value of every trial needs one trial only."""
     gate = [
         *good_rows(),
-        row("buffers.gate", 16, text="a 4 × 2 + 8"),
-        row("buffers.used", 0.5, text="tm-0 50 %", phase="fault"),
+        metric_row("buffers.gate", 16, text="a 4 × 2 + 8"),
+        metric_row("buffers.used", 0.5, text="tm-0 50 %", phase="fault"),
     ]
     items = [
         {"metric": "buffers.gate", "max": "20"},
@@ -284,7 +287,7 @@ def test_a_pass_names_the_trials_in_which_something_was_not_judged():
     lost = {"value": None, "reason": m.FILTERED}
     rows = [
         *good_rows(delivery_lost=lost),
-        *({**r, "trial": "main-2"} for r in good_rows() if r["trial"] == "main-1"),
+        *(replace(r, trial="main-2") for r in good_rows() if r.trial == "main-1"),
     ]
     other = TrialFacts(trial="main-2", faults=("gc",))
     summary = judged(rows, trials=(TRIAL, other)).summary
@@ -296,7 +299,7 @@ def test_metrics_that_were_not_judged_in_different_trials_are_named_apart():
     unknown = {"value": None, "reason": m.FILTERED}
     rows = [
         *(r for r in good_rows(delivery_lost=unknown)),
-        *({**r, "trial": "main-2"} for r in good_rows(delivery_duplicated=unknown) if r["trial"] == "main-1"),
+        *(replace(r, trial="main-2") for r in good_rows(delivery_duplicated=unknown) if r.trial == "main-1"),
     ]
     summary = judged(rows, trials=(TRIAL, TrialFacts(trial="main-2", faults=("gc",)))).summary
     assert "Not judged: delivery.lost in main-1 (a function" in summary

@@ -16,12 +16,14 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.evaluation import catalogue, trends, worker
 from testbed_runtime.evaluation.evaluate import evaluate
 from tests.evaluation.conftest import Evaluate
 from tests.manifests import run_manifest
+from tests.metricrows import metric_row
 
 S = 1_000_000_000
 
@@ -36,17 +38,8 @@ def read(folder: Path, name: str, **where: str) -> pa.Table:
     )
 
 
-def metric(trial: str, name: str, value: float | None, **more: Any) -> dict[str, Any]:
-    row = {
-        "run": "r",
-        "trial": trial,
-        "metric": name,
-        "phase": "",
-        "quantile": None,
-        "value": value,
-        "text": "",
-    }
-    return {**row, "bounded_by": "", "reason": "", **more}
+def metric(trial: str, name: str, value: float | None, **more: Any) -> MetricRow:
+    return metric_row(name, value, trial=trial, **more)
 
 
 def manifest(run: str, started: str, *trials: str) -> RunManifest:

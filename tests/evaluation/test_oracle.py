@@ -34,7 +34,7 @@ def judged(folder: Path) -> list[tuple[TrialEntry, Oracle, Rows]]:
     for piece in splits.plan(trials):
         entry = trials[piece.trial].entry
         rows = pipeline.judge_whole(piece, trials)["rows"]
-        by_key = {(r["metric"], r["phase"], r["quantile"]): r for r in rows}
+        by_key = {(r.metric, r.phase, r.quantile): r for r in rows}
         found.append((entry, Oracle(folder / "history" / entry.trial, entry), by_key))
     return found
 
@@ -72,7 +72,7 @@ def test_the_throughput_of_each_phase_is_the_oracles(trials: list[Any]):
     for entry, oracle, rows in trials:
         other = oracle.throughput()
         for phase in PHASES:
-            value = rows["throughput.records-per-second", phase, None]["value"]
+            value = rows["throughput.records-per-second", phase, None].value
             assert same(value, other[phase]), (entry.trial, phase, value, other[phase])
 
 
@@ -82,7 +82,7 @@ def test_the_latency_of_each_phase_and_quantile_is_the_oracles(trials: list[Any]
         other = oracle.latency()
         for phase in PHASES:
             for quantile in QUANTILES:
-                value = rows["latency", phase, quantile]["value"]
+                value = rows["latency", phase, quantile].value
                 assert same(value, other.get((phase, quantile))), (entry.trial, phase, quantile)
 
 
@@ -95,7 +95,7 @@ def test_the_progress_of_each_phase_is_the_oracles(trials: list[Any], metric: st
     for entry, oracle, rows in trials:
         other = oracle.by_phase(query)
         for phase in PHASES:
-            value = rows[metric, phase, None]["value"]
+            value = rows[metric, phase, None].value
             assert same(value, other[phase]), (entry.trial, phase, value, other[phase])
 
 
@@ -104,7 +104,7 @@ def test_the_recovery_of_each_trial_is_the_oracles(trials: list[Any]):
     judged_faults = 0
     for entry, oracle, rows in trials:
         for metric, value in oracle.recovery().items() if not entry.is_control else ():
-            mine = rows[metric, "", None]["value"]
+            mine = rows[metric, "", None].value
             assert same(mine, value), (entry.trial, metric, mine, value)
             judged_faults += 1
     assert judged_faults >= 3
@@ -120,7 +120,7 @@ def test_the_recovery_with_long_buffer_timeouts_is_the_oracles(run_folder: Path,
             entry["configuration"]["execution.buffer-timeout.interval"] = timeout
         (folder / "manifest.json").write_text(json.dumps(manifest))
         found = [
-            (rows["recovery.total", "", None]["value"], oracle)
+            (rows["recovery.total", "", None].value, oracle)
             for entry, oracle, rows in judged(folder)
             if not entry.is_control
         ]
@@ -153,8 +153,8 @@ def test_the_delivery_of_each_trial_is_the_oracles(trials: list[Any]):
     """Lost, duplicated, committed, corrupted and out of order, from the bits of the commits."""
     for entry, oracle, rows in trials:
         for name, value in oracle.delivery().items():
-            assert rows[f"delivery.{name}", "", None]["value"] == value, (entry.trial, name)
-        assert rows["delivery.committed", "", None]["value"] > 0
+            assert rows[f"delivery.{name}", "", None].value == value, (entry.trial, name)
+        assert rows["delivery.committed", "", None].value > 0
 
 
 def test_the_delivery_with_losses_and_duplicates_is_the_oracles(generated: Path, tmp_path: Path):
@@ -170,4 +170,4 @@ def test_the_delivery_with_losses_and_duplicates_is_the_oracles(generated: Path,
     assert other["lost"] > 0
     assert other["duplicated"] > 0
     assert other["corrupted"] > 0
-    assert {name: found[f"delivery.{name}", "", None]["value"] for name in other} == other
+    assert {name: found[f"delivery.{name}", "", None].value for name in other} == other

@@ -189,7 +189,7 @@ def test_the_first_error_of_a_trial_is_its_answer(trial: tables.TrialFiles):
     for order in (parts, parts[::-1]):
         assert pipeline.judge(order, [trial])["error"] == "y"
     (row,) = pipeline.judge([part(pipeline.UNJUDGED, b"b"), parts[0]], [trial])["rows"]
-    assert (row["trial"], row["text"]) == ("main-1", "a")
+    assert (row.trial, row.text) == ("main-1", "a")
 
 
 def test_a_part_that_is_no_table_passes_through_its_bucket():

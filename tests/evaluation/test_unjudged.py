@@ -112,8 +112,8 @@ def test_an_exception_in_any_step_of_a_large_trial_is_its_error(
     found = in_pieces(trials)
     assert found["error"] == ""
     (row,) = found["rows"]
-    assert (row["trial"], row["reason"]) == (WHOLE, RUN_FAILED)
-    assert row["text"].startswith("its history could not be judged: ZeroDivisionError (testbed_runtime/")
+    assert (row.trial, row.reason) == (WHOLE, RUN_FAILED)
+    assert row.text.startswith("its history could not be judged: ZeroDivisionError (testbed_runtime/")
 
 
 def test_a_long_message_is_its_first_line():

@@ -30,6 +30,7 @@ from testbed_runtime.api.status import (
 )
 from testbed_runtime.api.views import Run
 from testbed_runtime.checking.prices import prices
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
@@ -39,6 +40,7 @@ from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
 from tests.entry.pods import SPEC
 from tests.manifests import run_manifest
+from tests.metricrows import metric_row
 from tests.verdicts import run_verdict
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -188,8 +190,8 @@ def test_recovery_and_faults_of_the_status_are_those_of_the_newest_trial_that_co
         {"trial": "a-2", "voided": True, "faults": [fault]},
     ]
 
-    def row(metric: str, value: float, text: str = "") -> dict:
-        return {"trial": "a-1", "metric": metric, "value": value, "text": text, "phase": ""}
+    def row(metric: str, value: float, text: str = "") -> MetricRow:
+        return metric_row(metric, value, text=text, trial="a-1")
 
     rows = [
         row("recovery.detect", 1.23456), row("delivery.lost", 0.0), row("delivery.duplicated", 3.0),

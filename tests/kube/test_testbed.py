@@ -18,6 +18,7 @@ from testbed_runtime.api.validate import validate
 from testbed_runtime.checking.delivery import check_delivery
 from testbed_runtime.cli.preflight import kept_checkpoints
 from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.trial.plan import RETENTION, RunPlan, TestbedPlan
 from testbed_runtime.faults.fanout import Agent
 from testbed_runtime.history.manifest import manifest_data
@@ -155,7 +156,7 @@ class Kept(DirectEvaluator):
     def __init__(self, folder: RecorderFolder) -> None:
         self.folder = folder
 
-    async def evaluate(self, run_folder: str, trials: Any) -> list[dict[str, Any]]:
+    async def evaluate(self, run_folder: str, trials: Any) -> list[MetricRow]:
         rows = await super().evaluate(run_folder, trials)
         await self.folder.keep("metrics.json", "timeseries.json")
         return rows

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.documents import COMPARISON_FILE, RECOVERY_FILE
 from testbed_runtime.core.judgement.comparison import Comparison, GroupMeans, Mean, TableMetric
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.series import Timeseries
 from testbed_runtime.core.judgement.verdict import VariantVerdict, Verdict
@@ -28,7 +29,7 @@ def multiply(
 ) -> tuple[dict[str, Any], dict[str, TrialRecovery]]:
     """The documents of `write_report` for so many variants and trials, and their recoveries."""
     entry, series = documents.manifest.trials[1], documents.timeseries.trials[1]
-    rows = [r for r in documents.metrics if r["trial"] == entry.trial]
+    rows = [r for r in documents.metrics if r.trial == entry.trial]
     expected = [e for e in documents.verdict.judged if e.trial == entry.trial]
     entries, metrics, curves, judged = [], [], [], []
     recoveries: dict[str, TrialRecovery] = {}
@@ -57,9 +58,11 @@ def multiply(
     return made, recoveries
 
 
-def _changed(row: dict[str, Any], trial: str, slower: float) -> dict[str, Any]:
-    stretched = row["metric"].startswith(("recovery.", "latency")) and row["value"] is not None
-    return {**row, "trial": trial, "value": row["value"] * slower if stretched else row["value"]}
+def _changed(row: MetricRow, trial: str, slower: float) -> MetricRow:
+    value = row.value
+    if value is not None and row.metric.startswith(("recovery.", "latency")):
+        value *= slower
+    return replace(row, trial=trial, value=value)
 
 
 def comparison(recoveries: dict[str, TrialRecovery]) -> Comparison:

@@ -30,6 +30,7 @@ from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import cell, expectations, run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
 from tests.manifests import run_manifest, trial_entry
+from tests.metricrows import metric_row
 from tests.report import synthetic
 from tests.report.conftest import Documents
 from tests.report.recoveries import killed
@@ -195,8 +196,7 @@ def test_the_same_tables_give_the_same_page(view: RunView):
 def golden_documents() -> dict[str, Any]:
     """Small and written by hand, so that only a change of format changes the golden files."""
     entry = synthetic.entry(synthetic.PLANS[1])
-    shared = {"run": "r", "trial": entry.trial, "phase": "", "quantile": None, "text": "", "reason": ""}
-    rows = [{**shared, "metric": "recovery.detect", "value": 4.608, "bounded_by": "heartbeat.timeout = 5 s"}]
+    rows = [metric_row("recovery.detect", 4.608, trial=entry.trial, bounded_by="heartbeat.timeout = 5 s")]
     item = {
         "variant": "short-timeout",
         "trial": entry.trial,

@@ -16,7 +16,7 @@ from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError, StopRefused, TestbedDisrupted
 from testbed_runtime.core.faults.lease import Lease
 from testbed_runtime.core.job.messages import JobStatusReply
-from testbed_runtime.core.judgement.metrics import SAFETY
+from testbed_runtime.core.judgement.metrics import SAFETY, MetricRow
 from testbed_runtime.faults.registry import SIMULATION
 from testbed_runtime.history.manifest import manifest_data
 from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle
@@ -24,6 +24,7 @@ from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.simulation.loop import run_virtual
 from tests.collecting import Collected
+from tests.metricrows import metric_row
 
 SCENARIO = """
 apiVersion: headgate.dev/v1alpha1
@@ -230,7 +231,7 @@ class ManifestEvaluator:
     def __init__(self) -> None:
         self.fails = False
 
-    async def evaluate(self, run_folder: str, trials: Any) -> list[dict[str, Any]]:
+    async def evaluate(self, run_folder: str, trials: Any) -> list[MetricRow]:
         if self.fails:
             raise HeadgateError("The Spark driver has ended before its work was done.")
         manifest = manifest_data(Path(run_folder))
@@ -239,10 +240,9 @@ class ManifestEvaluator:
             raise HeadgateError("There is no trial to evaluate: every one was voided.")
         return [row for entry in entries for row in self._rows(manifest["run"], entry)]
 
-    def _rows(self, run: str, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        def row(metric: str, value: float | None, text: str = "") -> dict[str, Any]:
-            return {"run": run, "trial": entry["trial"], "metric": metric, "phase": "", "quantile": None, "value": value,
-                    "text": text, "bounded_by": "", "reason": ""}  # fmt: skip
+    def _rows(self, run: str, entry: dict[str, Any]) -> list[MetricRow]:
+        def row(metric: str, value: float | None, text: str = "") -> MetricRow:
+            return metric_row(metric, value, run=run, trial=entry["trial"], text=text)
 
         state = "RUNNING" if entry["job_state"] == "FINISHED" else entry["job_state"]
         return [

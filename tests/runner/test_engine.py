@@ -13,6 +13,7 @@ from testbed_runtime.core.errors import HeadgateError, TestbedNotReady, UserErro
 from testbed_runtime.faults.registry import SIMULATION
 from testbed_runtime.runner.engine import placed
 from testbed_runtime.runner.progress import Notice, PhaseEntered, RunEnded, Sample
+from tests.metricrows import metric_row
 
 
 def phases(played, trial):
@@ -425,8 +426,7 @@ def comparing(document, detect, *, trials=20):
     def rows(run, entry):
         steps = {"slow": 7, "fast": 3}[entry["variant"]]
         value = detect[entry["variant"]] + 0.03 * (entry["number"] * steps % 10)
-        return {"run": run, "trial": entry["trial"], "metric": "recovery.detect", "phase": "", "quantile": None,
-                "value": value, "text": "", "bounded_by": "", "reason": ""}  # fmt: skip
+        return metric_row("recovery.detect", value, run=run, trial=entry["trial"])
 
     return rows
 

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize, statistics
-from testbed_runtime.core.judgement.expectations import Expectation, Row, parse_margin
+from testbed_runtime.core.judgement.expectations import Expectation, parse_margin
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.quantities import counted, format_value
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval
@@ -54,11 +55,11 @@ class Key(Struct, frozen=True):
     def unit(self) -> str:
         return m.METRICS[self.metric].unit
 
-    def matches(self, row: Row) -> bool:
+    def matches(self, metric: str, phase: str, quantile: float | None) -> bool:
         info = m.METRICS[self.metric]
-        same_phase = not info.phased or row["phase"] == self.phase
-        same_quantile = not info.quantiles or row["quantile"] == self.quantile
-        return row["metric"] == self.metric and same_phase and same_quantile
+        same_phase = not info.phased or phase == self.phase
+        same_quantile = not info.quantiles or quantile == self.quantile
+        return metric == self.metric and same_phase and same_quantile
 
 
 HEADLINE = (
@@ -83,22 +84,22 @@ class Sample(Struct, frozen=True, kw_only=True):
         return self.reason in m.LOWER_BOUNDS
 
 
-def sample(key: Key, pair: int, rows: Sequence[Row]) -> Sample:
+def sample(key: Key, pair: int, rows: Sequence[MetricRow]) -> Sample:
     """Return a trial's sample from its metric rows."""
-    found = [row for row in rows if key.matches(row)]
+    found = [row for row in rows if key.matches(row.metric, row.phase, row.quantile)]
     if len(found) != 1:
         return Sample(pair=pair, value=None, reason=m.NO_DATA)
-    value = found[0]["value"]
+    value = found[0].value
     if value is None or not math.isfinite(value):
-        return Sample(pair=pair, value=None, reason=found[0]["reason"] or m.NO_DATA)
-    return Sample(pair=pair, value=value, reason=found[0]["reason"])
+        return Sample(pair=pair, value=None, reason=found[0].reason or m.NO_DATA)
+    return Sample(pair=pair, value=value, reason=found[0].reason)
 
 
 class Group(Struct, frozen=True, kw_only=True):
     """The trials that are compared together: those of a variant, or of a run."""
 
     name: str
-    trials: Mapping[int, Sequence[Row]]
+    trials: Mapping[int, Sequence[MetricRow]]
     """Seed of a trial → its metric rows."""
 
     def samples(self, key: Key) -> list[Sample]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, MetricRow
 
 DISTRIBUTED = ("recovery.total", "recovery.downtime", "recovery.detect", "failovers.count")
 """Metrics whose distribution is shown."""
@@ -33,15 +32,15 @@ class Distribution(Struct, frozen=True):
     """Values that are lower bounds: these trials had not recovered when they ended."""
 
 
-def distributions(rows: Iterable[Mapping[str, Any]]) -> list[Distribution]:
-    """Return one distribution per variant and metric from rows of metrics. Control trials do not count."""
+def distributions(rows: Iterable[tuple[str, MetricRow]]) -> list[Distribution]:
+    """Return one distribution per variant and metric from the metric rows of its trials. `rows`: each with its variant."""
     found: dict[tuple[str, str], list[float | None]] = {}
     bounded: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        if row["metric"] in DISTRIBUTED and row.get("role") != "control" and not row.get("phase"):
-            key = str(row["variant"]), str(row["metric"])
-            found.setdefault(key, []).append(row["value"])
-            bounded[key] += row["value"] is not None and row.get("reason") in LOWER_BOUNDS
+    for variant, row in rows:
+        if row.metric in DISTRIBUTED and not row.phase:
+            key = variant, row.metric
+            found.setdefault(key, []).append(row.value)
+            bounded[key] += row.value is not None and row.reason in LOWER_BOUNDS
     order = {metric: number for number, metric in enumerate(DISTRIBUTED)}
     return [
         replace(_of(variant, metric, found[variant, metric]), bounded=bounded[variant, metric])

@@ -18,6 +18,7 @@ from testbed_runtime.core.judgement.metrics import (
     QUANTILES,
     TRIAL_PHASES,
     Metric,
+    MetricRow,
     is_phase,
     parse_bound,
     parse_quantile,
@@ -26,8 +27,6 @@ from testbed_runtime.core.judgement.metrics import (
 from testbed_runtime.core.judgement.quantities import format_value, more_exact
 from testbed_runtime.core.judgement.samplesize import corrected, trials_for
 
-Row = Mapping[str, Any]
-"""One metric row (metrics.METRIC_FIELDS)."""
 AT_LEAST_ONCE = "at-least-once"
 """The `text` of a duplicates row when the sinks guarantee no more. Duplicates alone are no violation then."""
 RATIO_MOST = 10.0
@@ -215,22 +214,22 @@ class Expectation(Struct, frozen=True, kw_only=True):
         phase = f" ({self.phase})" if self.phase else ""
         return f"{self.metric}{quantile}{phase} {self.asked}"
 
-    def holds(self, row: Mapping[str, Any]) -> bool | None:
+    def holds(self, row: MetricRow) -> bool | None:
         """Return whether the row satisfies the expectation, or None if the row cannot tell.
 
         A lower bound can violate a `max` and satisfy a `min`. With any other reason a value can violate the expectation
         but never satisfy it."""
         if METRICS[self.metric].unit == "text":
-            return None if row["reason"] else _matches(str(self.equals), row["text"])
-        value = row["value"]
+            return None if row.reason else _matches(str(self.equals), row.text)
+        value = row.value
         if value is None:
             return None
-        if row["reason"] in LOWER_BOUNDS:
+        if row.reason in LOWER_BOUNDS:
             return self._holds_bound(value)
         holds = self._holds_value(value)
-        return None if holds and row["reason"] else holds
+        return None if holds and row.reason else holds
 
-    def shown(self, row: Mapping[str, Any]) -> str:
+    def shown(self, row: MetricRow) -> str:
         """Format a row's value beside this expectation, with enough digits to agree with the judgement:
         10.004 s is not at most 10 s."""
         unit = METRICS[self.metric].unit
@@ -238,22 +237,22 @@ class Expectation(Struct, frozen=True, kw_only=True):
             self.versus
             or self.problem
             or unit == "text"
-            or not math.isfinite(row["value"] or 0.0)
-            or row["value"] is None
+            or not math.isfinite(row.value or 0.0)
+            or row.value is None
         ):
             return show(row, self.metric)
-        judged = self._holds_value(row["value"])
-        texts = more_exact(row["value"], unit)
+        judged = self._holds_value(row.value)
+        texts = more_exact(row.value, unit)
         exact = next((t for t in texts if self._holds_value(read_value(t, unit)) is judged), "")
         return _bounded(row, exact) or show(row, self.metric)
 
-    def decided(self, row: Mapping[str, Any], clocks_s: float) -> bool:
+    def decided(self, row: MetricRow, clocks_s: float) -> bool:
         """Whether clocks that differ by `clocks_s` cannot change the result of `holds` for the row. A ratio
         of times that differing clocks distort by an unknown share is never decided."""
         info = METRICS[self.metric]
-        if not info.clocks or not clocks_s or row["value"] is None:
+        if not info.clocks or not clocks_s or row.value is None:
             return True
-        ends = [{**row, "value": row["value"] + shift} for shift in (-clocks_s, clocks_s)]
+        ends = [replace(row, value=row.value + shift) for shift in (-clocks_s, clocks_s)]
         return info.unit == "s" and len({self.holds(one) for one in (row, *ends)}) == 1
 
     def _holds_value(self, value: float) -> bool:
@@ -313,16 +312,16 @@ def _matches(pattern: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
 
 
-def show(row: Mapping[str, Any], metric: str) -> str:
+def show(row: MetricRow, metric: str) -> str:
     """Format a row's value: `4.62 s`, `95.0 %`, `3`, or its text."""
     unit = METRICS[metric].unit
     if unit == "text":
-        return str(row["text"])
-    return _bounded(row, "" if row["value"] is None else format_value(row["value"], unit))
+        return str(row.text)
+    return _bounded(row, "" if row.value is None else format_value(row.value, unit))
 
 
-def _bounded(row: Mapping[str, Any], text: str) -> str:
-    return f"at least {text}" if text and row["reason"] in LOWER_BOUNDS else text
+def _bounded(row: MetricRow, text: str) -> str:
+    return f"at least {text}" if text and row.reason in LOWER_BOUNDS else text
 
 
 def read_value(text: str, unit: str) -> float:

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize
-from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, Row, show
+from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, show
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.verdict import Judged, RunVerdict, TrialFacts, Verdict, most_severe
 
 LEAKED = "buffers.leaked"
@@ -31,7 +32,7 @@ def judge(
     *,
     trials: Sequence[TrialFacts],
     expectations: Mapping[str, Sequence[Expectation]],
-    rows: Sequence[Row],
+    rows: Sequence[MetricRow],
     error: str = "",
     healed: str = "",
     looks: int = 1,
@@ -42,9 +43,9 @@ def judge(
     the run may look at its comparisons; their intervals are corrected for that. `stopped` is a sentence about
     a run that ended early."""
     variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
-    by_trial: dict[str, list[Row]] = {}
+    by_trial: dict[str, list[MetricRow]] = {}
     for row in rows:
-        by_trial.setdefault(row["trial"], []).append(_finite(row))
+        by_trial.setdefault(row.trial, []).append(_finite(row))
     judged: list[Judged] = []
     verdicts: dict[str, Verdict] = {}
     by_variant = {variant: [t for t in trials if t.variant == variant] for variant in variants}
@@ -62,15 +63,20 @@ def judge(
     return RunVerdict.of(judged, variants=verdicts, causes=causes, stopped=stopped)
 
 
-def _cause(trial: TrialFacts, rows: Iterable[Row]) -> str:
+def _cause(trial: TrialFacts, rows: Iterable[MetricRow]) -> str:
     """Return the last root cause of a trial, from its history or, without one, as the runner recorded it."""
-    return next((r["text"] for r in rows if r["metric"] == "job.cause" and r["text"]), trial.cause)
+    return next((r.text for r in rows if r.metric == "job.cause" and r.text), trial.cause)
 
 
-def _finite(row: Row) -> Row:
+def _combined(expectation: Expectation, value: float | None, reason: str = "") -> MetricRow:
+    """Return a row for a value of several trials."""
+    return MetricRow("", "", expectation.metric, expectation.phase, None, value, "", "", reason)
+
+
+def _finite(row: MetricRow) -> MetricRow:
     """Treat NaN and infinity as missing, so that they cannot satisfy a bound."""
-    value = row.get("value")
-    return row if value is None or math.isfinite(value) else {**row, "value": None}
+    value = row.value
+    return row if value is None or math.isfinite(value) else replace(row, value=None)
 
 
 def _run_error(variant: str, trial: str, error: str) -> Judged:
@@ -95,7 +101,7 @@ class _VariantJudge:
         variant: str,
         by_variant: Mapping[str, Sequence[TrialFacts]],
         expectations: Sequence[Expectation],
-        rows: Mapping[str, Sequence[Row]],
+        rows: Mapping[str, Sequence[MetricRow]],
         looks: int,
     ) -> None:
         self.variant = variant
@@ -138,8 +144,8 @@ class _VariantJudge:
         judged += self._residue(trial)
         judged += self._end(trial)
         missing = self._row(trial, "history.missing")
-        if missing is None or missing["value"] is None or missing["value"] > 0:
-            reason = m.HISTORY_INCOMPLETE if missing is not None and missing["value"] else m.NO_DATA
+        if missing is None or missing.value is None or missing.value > 0:
+            reason = m.HISTORY_INCOMPLETE if missing is not None and missing.value else m.NO_DATA
             judged.append(
                 self._implied_item("the history is complete", "history.missing", trial, reason, missing)
             )
@@ -148,15 +154,15 @@ class _VariantJudge:
     def _safety(self, name: str, trial: TrialFacts, counts: bool) -> Judged | None:
         """Judge a safety metric. A violation is Fail in every trial; a missing value matters only if the trial counts."""
         row = self._row(trial, name)
-        value = None if row is None else row["value"]
+        value = None if row is None else row.value
         expectation = Expectation(metric=name, equals="0")
-        if row is not None and row["text"] == AT_LEAST_ONCE:
+        if row is not None and row.text == AT_LEAST_ONCE:
             return None
         if value is not None and value > 0:
             return self._item(expectation, trial, row, Verdict.FAIL, "", implied=True)
         if not counts:
             return None
-        reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
+        reason = m.NO_DATA if row is None else row.reason or (m.NO_DATA if value is None else "")
         if name == LEAKED and row is None:
             return None  # recorded before TaskManagers counted their buffers
         if reason in m.NOT_JUDGED or (reason == m.JOB_FAILED and self._expects_a_job_state()):
@@ -171,8 +177,8 @@ class _VariantJudge:
         return any(e.metric in ("job.state", "job.failure") for e in self.expectations)
 
     def _effect(self, fault: str, trial: TrialFacts) -> Judged:
-        row = next((r for r in self._all(trial, "fault.verified") if r["text"] == fault), None)
-        verified = row is not None and row["value"] == 1
+        row = next((r for r in self._all(trial, "fault.verified") if r.text == fault), None)
+        verified = row is not None and row.value == 1
         reason = "" if verified else _unverified(row)
         return self._implied_item(f"fault {fault} takes effect", "fault.verified", trial, reason, row)
 
@@ -180,12 +186,12 @@ class _VariantJudge:
         row = self._row(trial, "fault.residue")
         if not trial.faults:
             return []
-        if row is None or row["value"] is None:
+        if row is None or row.value is None:
             text = "faults leave no residue"
             return [self._implied_item(text, "fault.residue", trial, m.RESIDUE_NOT_MEASURED, row)]
-        verdict = Verdict.ERROR if row["value"] > 0 else Verdict.PASS
+        verdict = Verdict.ERROR if row.value > 0 else Verdict.PASS
         item = Expectation(metric="fault.residue", equals="0")
-        return [self._item(item, trial, row, verdict, m.RESIDUE if row["value"] > 0 else "", implied=True)]
+        return [self._item(item, trial, row, verdict, m.RESIDUE if row.value > 0 else "", implied=True)]
 
     def _end(self, trial: TrialFacts) -> list[Judged]:
         """Check the state in which the faults left the job: it runs, records arrive, and it has recovered.
@@ -194,37 +200,35 @@ class _VariantJudge:
         would show nothing else, unlike with a job that has not recovered yet. If the scenario expects a state of the job,
         only that expectation judges it."""
         state = self._row(trial, "job.state")
-        if state is not None and state["text"] in ("FAILING", "FAILED", "CANCELED"):
+        if state is not None and state.text in ("FAILING", "FAILED", "CANCELED"):
             if self._expects_a_job_state():
                 return []
-            row = {**state, "text": f"{state['text']}: {_cause(trial, self._all(trial, 'job.cause'))}"}
+            row = replace(state, text=f"{state.text}: {_cause(trial, self._all(trial, 'job.cause'))}")
             why_not = self._why_not(trial)
             if why_not == m.JOB_ENDED:
                 why_not = ""  # its own failure kept the fault from beginning
             item = self._implied_item("the job keeps running", "job.state", trial, why_not, row)
             return [item if why_not else replace(item, verdict=Verdict.FAIL)]
         alive = self._row(trial, "liveness.at-end")
-        reason = (
-            m.NO_DATA if alive is None else alive["reason"] or ("" if alive["value"] else m.NO_THROUGHPUT)
-        )
+        reason = m.NO_DATA if alive is None else alive.reason or ("" if alive.value else m.NO_THROUGHPUT)
         found = [self._implied_item("records arrive at the end", "liveness.at-end", trial, reason, alive)]
         total = self._row(trial, "recovery.total")
         asked = any(
             e.metric == "recovery.total" and not e.versus and (e.max is not None or e.equals is not None)
             for e in self.expectations
         )
-        if total is not None and total["reason"] == m.NOT_RECOVERED and not asked:
+        if total is not None and total.reason == m.NOT_RECOVERED and not asked:
             text = "the job recovers from its faults"
             found.append(self._implied_item(text, "recovery.total", trial, m.NOT_RECOVERED, total))
         return found
 
     def _implied_item(
-        self, text: str, metric: str, trial: TrialFacts, reason: str, row: Row | None
+        self, text: str, metric: str, trial: TrialFacts, reason: str, row: MetricRow | None
     ) -> Judged:
         return Judged(
             text=text, metric=metric, variant=self.variant, trial=trial.trial, reason=reason, implied=True,
             verdict=Verdict.INCONCLUSIVE if reason else Verdict.PASS,
-            value=None if row is None else row["value"],
+            value=None if row is None else row.value,
             measured=_seen(metric, row),
         )  # fmt: skip
 
@@ -239,7 +243,7 @@ class _VariantJudge:
         reason = self._why_not(trial) if not safety else ""
         if not reason and holds is None:
             missing = m.NO_OUTAGE if "/" in expectation.phase else m.NO_DATA
-            reason = missing if row is None else row["reason"] or m.NO_DATA
+            reason = missing if row is None else row.reason or m.NO_DATA
         if not reason and row is not None and not expectation.decided(row, self._clocks_s(trial)):
             reason = m.CLOCKS_DIFFER
         if reason:
@@ -252,27 +256,27 @@ class _VariantJudge:
         quantile = expectation.quantile or 1.0
         reasons = [r for t in live if (r := self._why_not(t))]
         rows = [self._row(t, expectation.metric, expectation.phase) for t in live]
-        values = [r["value"] for r in rows if r is not None and r["value"] is not None]
+        values = [r.value for r in rows if r is not None and r.value is not None]
         lower = expectation.max is None and expectation.min is not None
         needed = m.trials_needed(quantile)
         if lower and quantile < 1:
             needed = max(needed, m.trials_needed(1 - quantile))
         if not reasons and len(live) < needed:
             reasons = [m.NOT_ENOUGH_TRIALS]
-        bounds = [r["reason"] for r in rows if r is not None and r["reason"]]
+        bounds = [r.reason for r in rows if r is not None and r.reason]
         if not reasons and len(values) < len(live):
             reasons = [*bounds, m.NO_DATA]
         if reasons:
             return self._item(expectation, None, None, Verdict.INCONCLUSIVE, reasons[0])
         value = sorted(values)[max(0, math.ceil(quantile * len(values)) - 1)]
-        row = {"value": value, "text": "", "reason": bounds[0] if bounds else "", "bounded_by": ""}
+        row = _combined(expectation, value, bounds[0] if bounds else "")
         if not expectation.decided(row, max(map(self._clocks_s, live))):
             return self._item(expectation, None, row, Verdict.INCONCLUSIVE, m.CLOCKS_DIFFER)
         holds = expectation.holds(row)
-        within = sum(expectation.holds({**row, "value": v}) is True for v in values)
+        within = sum(expectation.holds(replace(row, value=v)) is True for v in values)
         note = samplesize.quantile_note(quantile=quantile, within=within, trials=len(values), lower=lower)
         if holds is None:
-            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row["reason"], note=note)
+            return self._item(expectation, None, row, Verdict.INCONCLUSIVE, row.reason, note=note)
         return self._item(expectation, None, row, Verdict.PASS if holds else Verdict.FAIL, "", note=note)
 
     def _versus(self, expectation: Expectation, live: Sequence[TrialFacts]) -> Judged:
@@ -304,32 +308,32 @@ class _VariantJudge:
         reason = "" if holds is not None else comparison.undecided(expectation, found)
         verdict = Verdict.INCONCLUSIVE if holds is None else Verdict.PASS if holds else Verdict.FAIL
         value = None if found.improvement is None else found.improvement.value
-        row = {"value": None, "text": "", "reason": "", "bounded_by": ""}
+        row = _combined(expectation, None)
         judged = self._item(expectation, None, row, verdict, reason, note=found.note)
         return replace(judged, measured=found.text, value=value)
 
     def _why_not(self, trial: TrialFacts) -> str:
         """Return why only safety counts in this trial; empty if all expectations count."""
-        rows = {r["text"]: r for r in self._all(trial, "fault.verified")}
+        rows = {r.text: r for r in self._all(trial, "fault.verified")}
         for fault in trial.faults:
             row = rows.get(fault)
-            if row is None or row["value"] != 1:
+            if row is None or row.value != 1:
                 return _unverified(row)
         missing = self._row(trial, "history.missing")
-        if missing is not None and missing["value"]:
+        if missing is not None and missing.value:
             return m.HISTORY_INCOMPLETE
         return m.CONTROL_UNSTABLE if self.unstable else ""
 
     def _clocks_s(self, trial: TrialFacts) -> float:
         """Return how many seconds the clocks of the trial's processes differ; 0 if they do not."""
         row = self._row(trial, "clocks.difference")
-        return 0.0 if row is None else row["value"] or 0.0
+        return 0.0 if row is None else row.value or 0.0
 
     def _unstable_control(self, trials: Sequence[TrialFacts]) -> bool:
         own = [t.trial for t in trials if t.role == "control" and not t.voided and not t.error]
         names = dict.fromkeys([*own, *(t.control for t in trials if t.control)])
-        rows = [[r for r in self.rows.get(n, ()) if r["metric"] == "control.stable"] for n in names]
-        return any(len(found) != 1 or found[0]["value"] != 1 for found in rows)
+        rows = [[r for r in self.rows.get(n, ()) if r.metric == "control.stable"] for n in names]
+        return any(len(found) != 1 or found[0].value != 1 for found in rows)
 
     def _nothing_to_judge(self, trial: str, reason: str) -> Judged:
         return Judged(
@@ -339,12 +343,12 @@ class _VariantJudge:
 
     # ---- rows
 
-    def _all(self, trial: TrialFacts, metric: str) -> list[Row]:
-        return [r for r in self.rows.get(trial.trial, ()) if r["metric"] == metric]
+    def _all(self, trial: TrialFacts, metric: str) -> list[MetricRow]:
+        return [r for r in self.rows.get(trial.trial, ()) if r.metric == metric]
 
     def _row(
         self, trial: TrialFacts, metric: str, phase: str = "", quantile: float | None = None
-    ) -> Row | None:
+    ) -> MetricRow | None:
         """Return the only matching row. None if there is none, or if several match and the choice is
         ambiguous."""
         info = m.METRICS[metric]
@@ -353,7 +357,7 @@ class _VariantJudge:
         found = [
             r
             for r in self._all(trial, metric)
-            if (not info.phased or r["phase"] == phase) and (not info.quantiles or r["quantile"] == quantile)
+            if (not info.phased or r.phase == phase) and (not info.quantiles or r.quantile == quantile)
         ]
         return found[0] if len(found) == 1 else None
 
@@ -361,7 +365,7 @@ class _VariantJudge:
         self,
         expectation: Expectation,
         trial: TrialFacts | None,
-        row: Row | None,
+        row: MetricRow | None,
         verdict: Verdict,
         reason: str,
         *,
@@ -373,32 +377,34 @@ class _VariantJudge:
             trial="" if trial is None else trial.trial, verdict=verdict, quantile=expectation.quantile,
             phase=expectation.phase, asked=expectation.asked,
             measured=expectation.problem or ("" if row is None else self._shown(expectation, trial, row, verdict)),
-            value=None if row is None else row["value"], reason=reason,
-            at_least=row is not None and row["reason"] in m.LOWER_BOUNDS,
-            bounded_by="" if row is None else row["bounded_by"], implied=implied, note=note,
+            value=None if row is None else row.value, reason=reason,
+            at_least=row is not None and row.reason in m.LOWER_BOUNDS,
+            bounded_by="" if row is None else row.bounded_by, implied=implied, note=note,
         )  # fmt: skip
 
-    def _shown(self, expectation: Expectation, trial: TrialFacts | None, row: Row, verdict: Verdict) -> str:
+    def _shown(
+        self, expectation: Expectation, trial: TrialFacts | None, row: MetricRow, verdict: Verdict
+    ) -> str:
         """Format what was measured. For a job that failed unexpectedly, show its root cause. For a violation
         of safety, show its rows."""
         shown = expectation.shown(row)
-        if row["text"] and m.METRICS[expectation.metric].shows_text(failed=verdict is Verdict.FAIL):
-            return f"{shown} ({row['text']})"
+        if row.text and m.METRICS[expectation.metric].shows_text(failed=verdict is Verdict.FAIL):
+            return f"{shown} ({row.text})"
         if trial is None or verdict is Verdict.PASS or expectation.metric not in ("job.state", "job.failure"):
             return shown
         cause = _cause(trial, self._all(trial, "job.cause"))
         return f"{shown}: {cause}" if cause and shown else shown
 
 
-def _seen(metric: str, row: Row | None) -> str:
+def _seen(metric: str, row: MetricRow | None) -> str:
     """Say what the row of a built-in check found. The text of a fault's or a recovery's row is the fault's name."""
     if row is None or metric == "fault.verified":
-        seen = None if row is None else row["value"]
+        seen = None if row is None else row.value
         return "" if seen is None else "verified" if seen == 1 else "unverified"
-    return show(row, metric) if metric == "recovery.total" else str(row["text"])
+    return show(row, metric) if metric == "recovery.total" else str(row.text)
 
 
-def _unverified(row: Row | None) -> str:
+def _unverified(row: MetricRow | None) -> str:
     """Return why no effect of a fault was observed. The history decides, not what the runner recorded."""
-    known = "" if row is None else row["reason"]
+    known = "" if row is None else row.reason
     return known if known in (m.VOIDED, m.JOB_ENDED) else m.FAULT_NOT_VERIFIED

@@ -1,4 +1,4 @@
-"""The catalogue of metrics that `expect` can name, and the fields of a metric row. Pure data.
+"""The catalogue of metrics that `expect` can name, and their rows. Pure data.
 
 `checking.metrics` computes the rows, `core.judgement.verdict` judges them, `api` validates names and bounds, and `report`
 shows units.
@@ -8,28 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from testbed_runtime.core.job.messages import JOB_STATES
 from testbed_runtime.core.waits import DETECTORS
-
-METRIC_FIELDS: tuple[tuple[str, str], ...] = (
-    ("run", "string"),
-    ("trial", "string"),
-    ("metric", "string"),
-    ("phase", "string"),
-    ("quantile", "double"),
-    ("value", "double"),
-    ("text", "string"),
-    ("bounded_by", "string"),
-    ("reason", "string"),
-)
-"""The fields of a metric row, with Spark's type names. `quantile` and `value` may be null, texts are never null.
-
-`reason` says why there is no value, or why the value is only a bound (LOWER_BOUNDS) or does not cover everything.
-`phase` is one of TRIAL_PHASES or MILESTONE_PHASES, or empty for the time from the first fault to the end of the observation."""
 
 RECOVERY_PHASES = (
     "detect", "cancel", "slots", "restore", "deploy", "reconnect", "first-record", "catch-up", "steady",
@@ -41,6 +27,23 @@ drain. With several faults, also `outage/<fault>` and so on; without that suffix
 that share a recovery each begin with their own effect."""
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 """The quantiles of the latency rows; 1 is the maximum."""
+
+
+class MetricRow(Struct, frozen=True):
+    """The value of a metric in one trial: a row of metrics.json and of the catalogue."""
+
+    run: str
+    trial: str
+    metric: str
+    phase: str
+    """One of TRIAL_PHASES or MILESTONE_PHASES, or empty: from the first fault to the end of the observation."""
+    quantile: float | None
+    value: Annotated[float, Meta(ge=0, le=sys.float_info.max)] | None
+    text: str
+    bounded_by: str
+    reason: str
+    """Why there is no value, or why the value is only a bound (LOWER_BOUNDS) or does not cover everything."""
+
 
 # Reasons. A row or a judgement has at most one of these.
 NO_DATA = "NoData"

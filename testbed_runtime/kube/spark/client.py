@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.transport.names import connector
@@ -53,7 +55,7 @@ class KubeEvaluator:
         self._last_answer = 0.0
         self._began = False
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
+    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]:
         """Return the metric rows of the `trials` (of all if empty), and write metrics.json and timeseries.json into the folder."""
         body = {
             "run": self._run or Path(run_folder).name,
@@ -67,7 +69,7 @@ class KubeEvaluator:
                 await files.fetch(name, Path(run_folder))
         return rows
 
-    async def _repeat(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _repeat(self, body: Mapping[str, Any]) -> list[MetricRow]:
         loop = asyncio.get_running_loop()
         self._last_answer = loop.time()
         broken = 0
@@ -91,7 +93,7 @@ class KubeEvaluator:
                         ) from None
                 await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _ask(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> list[MetricRow]:
         async with session.post(self._url, json=body) as response:
             if response.status >= 500:
                 raise ConnectionError(f"status {response.status}: {(await response.text())[:300]}")
@@ -103,8 +105,7 @@ class KubeEvaluator:
                 self._last_answer = asyncio.get_running_loop().time()
                 line = json.loads(text)
                 if "rows" in line:
-                    rows: list[dict[str, Any]] = line["rows"]
-                    return rows
+                    return msgspec.convert(line["rows"], list[MetricRow])
                 if "error" in line:
                     raise HeadgateError(str(line["error"]))
                 self._began = self._began or "stage" in line
