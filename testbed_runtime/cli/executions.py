@@ -34,10 +34,9 @@ def executions(
     Each state has the time at which it was reached, the TaskManager and the cause."""
     from testbed_runtime.checking.executions import executions as executions_of
     from testbed_runtime.history.reader import read_trial
-    from testbed_runtime.runner.conclude import trials_to_evaluate
 
     manifest = read_manifest(run)
-    names = trials_to_evaluate(manifest)
+    names = [e.trial for e in manifest.trials if not e.error and not e.abandoned]
     for name in trial or ():
         if name not in names:
             raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")

@@ -29,7 +29,6 @@ from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.files import naming
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.results import read_comparison
-from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.progress import Progress
 
@@ -86,8 +85,7 @@ def still_possible(folder: Path) -> str:
         manifest = read_manifest(folder)
     except HeadgateError:
         return ""
-    began = {entry.trial for entry in manifest.trials if entry.phases}
-    recorded = began.intersection(trials_to_evaluate(manifest))
+    recorded = any(entry.phases for entry in manifest.counted)
     return f"`headgate evaluate {folder}` judges the trials that were recorded" if recorded else ""
 
 

@@ -32,7 +32,7 @@ class TrialFiles(Struct, frozen=True):
 def open_trials(run_folder: Path, manifest: RunManifest) -> list[TrialFiles]:
     """Return the sealed trials of a run. Raises UserError for one without a seal, or with a damaged one.
     Their tables are checked where they are read (`splits.read`)."""
-    entries = [entry for entry in manifest.trials if entry.counts]
+    entries = manifest.counted
     folders = [(entry, run_folder / HISTORY_FOLDER / entry.trial) for entry in entries]
     if manifest.interrupted:  # the trial that was interrupted has no seal
         folders = [(entry, folder) for entry, folder in folders if (folder / SEALED).exists()]

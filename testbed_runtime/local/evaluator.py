@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,7 @@ class SparkEvaluator:
         self._worker = worker
         self._on_progress = on_progress
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]:
-        """Return the metric rows of `trials` (all when empty), after metrics.json and timeseries.json are in the folder."""
-        folder = Path(run_folder)
+    async def evaluate(self, folder: Path) -> list[MetricRow]:
         log = folder / LOGS_FOLDER / "evaluation.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file:
@@ -42,8 +40,7 @@ class SparkEvaluator:
                 ) from None
             finally:
                 self._worker.on_log = lambda _: None  # ignore what Spark logs between two evaluations
-        rows = read_rows(folder, read_manifest(folder))
-        return [row for row in rows if not trials or row.trial in trials]
+        return read_rows(folder, read_manifest(folder))
 
     async def _progress(self, line: Mapping[str, Any]) -> None:
         if self._on_progress is not None:

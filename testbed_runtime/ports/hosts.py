@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct, field
@@ -130,6 +131,8 @@ class TestbedHost(Protocol):
 
 
 class Evaluator(Protocol):
-    """Computes metric rows from the sealed histories of a run."""
+    """Evaluates the sealed histories of the trials of a run that count."""
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]: ...
+    async def evaluate(self, folder: Path) -> list[MetricRow]:
+        """Return the metric rows, after the results are in the run's folder. Raises HeadgateError."""
+        ...

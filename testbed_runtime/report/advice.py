@@ -103,7 +103,7 @@ def _weak(
             yield f"Fault {words.named(fault.name)} in {fault.trial} left residue behind."
     for entry in entries:
         if entry.voided:
-            yield f"Trial {entry.trial} is void and was judged for safety only."
+            yield f"Trial {entry.trial} is void and was not evaluated."
         known = entry.trial in undecided and not entry.stop_refused
         if entry.drained is False and not entry.error and not known:
             yield _undrained(entry)

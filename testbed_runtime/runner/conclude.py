@@ -28,13 +28,6 @@ from testbed_runtime.runner.manifest import write_json
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
-def trials_to_evaluate(manifest: RunManifest) -> list[str]:
-    """Return the trials with a history. Void trials are included, because safety is judged there too. Trials that a dead
-    runner left have no history. Empty if every trial is void, because the evaluation refuses a run without a trial that counts."""
-    found = [entry for entry in manifest.trials if not entry.error and not entry.abandoned]
-    return [entry.trial for entry in found] if any(not entry.voided for entry in found) else []
-
-
 def expectations_of(manifest: RunManifest) -> dict[str, list[Expectation]]:
     """Return the expectations of the variants that have been run."""
     ran = {entry.variant for entry in manifest.trials}

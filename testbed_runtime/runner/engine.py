@@ -41,7 +41,7 @@ from testbed_runtime.core.trial.plan import (
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.manifest import MANIFEST, read_manifest
 from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
-from testbed_runtime.runner.conclude import conclude, is_decided, trials_to_evaluate
+from testbed_runtime.runner.conclude import conclude, is_decided
 from testbed_runtime.runner.estimate import SIMULATION, run_seconds
 from testbed_runtime.runner.manifest import (
     Manifest,
@@ -238,13 +238,14 @@ class Runner:
         """Evaluate the trials so far, and return whether the comparisons of the run are decided. False if the evaluation
         fails."""
         self.progress.on_event(Evaluating("checking whether the comparisons are decided"))
-        trials = trials_to_evaluate(manifest.run)
+        if not manifest.run.counted:
+            return False
         try:
-            rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []
+            rows = await self.evaluator.evaluate(self.folder.path)
         except HeadgateError as error:
             self.progress.on_event(Notice(f"not evaluated: {error}"))
             return False
-        return bool(trials) and is_decided(manifest.run, rows)
+        return is_decided(manifest.run, rows)
 
     async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> bool:
         """Run a trial; repeat it under a new id while it is void, as often as the manifest allows. Return whether it had a testbed."""
@@ -409,10 +410,9 @@ async def judge_run(
     manifest = read_manifest(kept.path)
     rows: list[MetricRow] = []
     failure = ""
-    trials = trials_to_evaluate(manifest)
-    if trials:
+    if manifest.counted:
         try:
-            rows = await evaluator.evaluate(str(kept.path), trials)
+            rows = await evaluator.evaluate(kept.path)
             await kept.restore(METRICS_FILE, TIMESERIES_FILE, RECOVERY_FILE)
         except HeadgateError as error:
             failure = str(error)

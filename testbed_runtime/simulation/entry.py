@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,9 @@ class DirectEvaluator:
     """A `ports.hosts.Evaluator` without Spark: calls the functions of `checking` for one trial after the other.
     They get the same reduced columns as in Spark, so that a simulation needs no column that a real run does not have."""
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]:
-        folder = Path(run_folder)
+    async def evaluate(self, folder: Path) -> list[MetricRow]:
         manifest = read_manifest(folder)
-        entries = [entry for entry in manifest.trials if entry.trial in trials]
+        entries = manifest.counted
         rows: list[MetricRow] = []
         series: list[TrialSeries] = []
         answers: dict[str, Any] = {}

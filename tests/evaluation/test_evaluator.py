@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.evaluate import STAGES
 from testbed_runtime.evaluation.process import TAIL_LINES, SparkWorker, remember
 from testbed_runtime.local.evaluator import SparkEvaluator
+from tests.manifests import run_manifest
+from tests.metricrows import metric_row
 from tests.report import synthetic
 
 CHILD = """#!{python}
@@ -33,8 +36,16 @@ for line in sys.stdin:
 {body}
 """
 DONE = "answer(result='done')"
-ROWS = [{"trial": "a", "value": 1.0}, {"trial": "b", "value": 2.0}]
-METRICS = f"open(folder + '/metrics.json', 'w').write({json.dumps(json.dumps(ROWS))})"
+ROWS = [metric_row("lag.max", value, trial=trial) for trial, value in (("a", 1.0), ("b", 2.0))]
+METRICS = f"open(folder + '/metrics.json', 'w').write({json.dumps(json.dumps(to_builtins(ROWS)))})"
+MANIFEST = run_manifest([{"trial": "a"}, {"trial": "b"}], expectations={"main": []})
+
+
+def empty_run(folder: Path) -> Path:
+    """Only the manifest."""
+    folder.mkdir(exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(to_builtins(MANIFEST)))
+    return folder
 
 
 def stand_in(folder: Path, *body: str) -> str:
@@ -51,7 +62,7 @@ async def evaluated(folder: Path, *body: str, on_progress: Any = None, **options
     """Evaluate one folder with a stand-in that is closed afterwards."""
     worker = SparkWorker(python=stand_in(folder, *body), **options)
     try:
-        return await SparkEvaluator(worker, on_progress=on_progress).evaluate(str(folder), [])
+        return await SparkEvaluator(worker, on_progress=on_progress).evaluate(empty_run(folder))
     finally:
         await worker.close()
 
@@ -84,11 +95,11 @@ async def test_the_rows_of_a_catalogue_are_collected_by_job(tmp_path: Path):
 
 @pytest.mark.processes
 async def test_progress_is_passed_on_and_results_are_read(tmp_path: Path):
-    """JSON lines become calls, other lines are ignored; the rows of the requested trials are returned."""
+    """JSON lines become calls, other lines are ignored; the rows of metrics.json are returned."""
     body = ["answer(stage='spark', done=1)", "print('no json', flush=True)", METRICS, DONE]
     lines: list[Any] = []
     worker = SparkWorker(python=stand_in(tmp_path, *body))
-    assert await SparkEvaluator(worker, on_progress=lines.append).evaluate(str(tmp_path), ["b"]) == [ROWS[1]]
+    assert await SparkEvaluator(worker, on_progress=lines.append).evaluate(empty_run(tmp_path)) == ROWS
     assert lines == [{"stage": "spark", "done": 1}]
     await worker.close()
 
@@ -107,7 +118,7 @@ async def test_progress_is_passed_on_and_results_are_read(tmp_path: Path):
         ),
         ("sys.exit(7)", "Spark ended with exit code 7 before its work was done."),
         ("answer(result='failed', error='no such column')", "The evaluation failed: no such column"),
-        (DONE, "left no readable metrics.json"),
+        (DONE, "has no metrics.json"),
     ],
 )
 async def test_a_failure_is_one_error_with_the_childs_explanation(tmp_path: Path, body: str, problem: str):
@@ -126,8 +137,8 @@ def test_all_evaluations_of_a_command_use_one_process(tmp_path: Path):
     with Session() as session:
         session.spark = SparkWorker(python=stand_in(tmp_path, pids, log, METRICS, DONE))
         for folder in folders:
-            folder.mkdir()
-            assert session.run(SparkEvaluator(session.spark).evaluate(str(folder), [])) == ROWS
+            empty_run(folder)
+            assert session.run(SparkEvaluator(session.spark).evaluate(folder)) == ROWS
         assert session.spark.starts == 1
         first, second = (int((folder / "pid").read_text()) for folder in folders)
         assert first == second
@@ -144,10 +155,10 @@ def test_a_process_that_died_is_replaced_for_the_next_run(tmp_path: Path):
     with Session() as session:
         session.spark = SparkWorker(python=stand_in(tmp_path, body, METRICS, DONE))
         for name in ("bad", "good"):
-            (tmp_path / name).mkdir()
+            empty_run(tmp_path / name)
         with pytest.raises(HeadgateError, match="killed by SIGKILL"):
-            session.run(SparkEvaluator(session.spark).evaluate(str(tmp_path / "bad"), []))
-        assert session.run(SparkEvaluator(session.spark).evaluate(str(tmp_path / "good"), [])) == ROWS
+            session.run(SparkEvaluator(session.spark).evaluate(tmp_path / "bad"))
+        assert session.run(SparkEvaluator(session.spark).evaluate(tmp_path / "good")) == ROWS
         assert session.spark.starts == 2
 
 
@@ -241,7 +252,7 @@ def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_real_spark_in_its_own_process_writes_metrics_and_time_series(own_run: Path, session: Session):
     """All stages are reported, all trials are evaluated, comparisons with the control run included."""
     lines: list[Any] = []
-    rows = session.run(SparkEvaluator(session.spark, on_progress=lines.append).evaluate(str(own_run), []))
+    rows = session.run(SparkEvaluator(session.spark, on_progress=lines.append).evaluate(own_run))
     assert [line["stage"] for line in lines] == list(STAGES)
     assert {row.trial for row in rows} == {p.trial for p in synthetic.PLANS}
     assert any(row.metric == "latency.relative-to-control" and row.value for row in rows)
@@ -287,7 +298,7 @@ def test_a_killed_spark_driver_is_reported_in_one_line(own_run: Path, session: S
                 os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(HeadgateError, match="The evaluation failed: ") as caught:
-        session.run(SparkEvaluator(session.spark, on_progress=kill_driver).evaluate(str(own_run), []))
+        session.run(SparkEvaluator(session.spark, on_progress=kill_driver).evaluate(own_run))
     assert killed
     assert "\n" not in str(caught.value)
     assert "Spark driver has ended" in str(caught.value)

@@ -80,7 +80,6 @@ def test_both_evaluators_write_the_same_results(uneven: Path, tmp_path: Path, wi
     """Metric rows, answers, series and trace of a run with an uneven control trial."""
     first, second = (Path(shutil.copytree(uneven, tmp_path / name / uneven.name)) for name in ("a", "b"))
     without_spark(first)
-    trials = [e.trial for e in read_manifest(second).trials]
-    asyncio.run(DirectEvaluator().evaluate(str(second), trials))
+    asyncio.run(DirectEvaluator().evaluate(second))
     for name in ("metrics.json", "recovery.json", "timeseries.json", "trace.json"):
         assert json.loads((first / name).read_text()) == json.loads((second / name).read_text()), name

@@ -33,7 +33,7 @@ async def test_an_evaluation_that_ends_every_spark_pod_is_given_up(tmp_path: Pat
     try:
         evaluator = KubeEvaluator(spark=address, spark_token="t", recorder=address, recorder_token="t")
         with pytest.raises(HeadgateError, match=f"ended {BROKEN_MAX} times during this evaluation"):
-            await evaluator.evaluate(str(tmp_path), [])
+            await evaluator.evaluate(tmp_path)
     finally:
         await runner.cleanup()
     assert asked == BROKEN_MAX + 1

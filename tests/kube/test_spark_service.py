@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.history.recording.run_recorder import RunRecorder
@@ -100,30 +101,29 @@ async def test_a_warm_spark_evaluates_one_run_after_another_and_restarts_when_it
     synthetic.write_run(folder)
     mine = tmp_path / "runner"
     mine.mkdir()
+    shutil.copy(folder / "manifest.json", mine)
     async with service(folder) as there:
         assert await there.status("/healthz") == 200
         with pytest.raises(HeadgateError, match="401"):
-            await there.client(spark_token="wrong").evaluate(str(mine), [])
+            await there.client(spark_token="wrong").evaluate(mine)
 
-        rows = await there.client().evaluate(str(mine), [])
+        rows = await there.client().evaluate(mine)
         assert {"fetch", "trials", "results"} <= set(there.stages)
         assert "waiting" not in there.stages, "it waited for Spark, not for another run"
-        assert rows == json.loads((folder / "metrics.json").read_text())
+        assert to_builtins(rows) == json.loads((folder / "metrics.json").read_text())
         for name in ("timeseries.json", "recovery.json"):
             assert (mine / name).read_bytes() == (folder / name).read_bytes()
         assert await there.status("/readyz") == 200
-        trial = rows[0]["trial"]
-        assert {r["trial"] for r in await there.client().evaluate(str(mine), [trial])} == {trial}
         assert (await there.progress())["starts"] == 1
 
         with pytest.raises(HeadgateError, match="recorder refused"):
-            await there.client(run_token="wrong").evaluate(str(mine), [])
+            await there.client(run_token="wrong").evaluate(mine)
         shutil.move(folder / "history", folder / "elsewhere")
         with pytest.raises(HeadgateError, match="not sealed"):
-            await there.client().evaluate(str(mine), [])
+            await there.client().evaluate(mine)
         shutil.move(folder / "elsewhere", folder / "history")
 
         os.killpg(workers_of(there.process.pid)[0], signal.SIGKILL)
-        assert await there.client().evaluate(str(mine), []) == rows
+        assert await there.client().evaluate(mine) == rows
         assert (await there.progress())["starts"] == 2
     assert there.process.returncode == 0

@@ -156,8 +156,8 @@ class Kept(DirectEvaluator):
     def __init__(self, folder: RecorderFolder) -> None:
         self.folder = folder
 
-    async def evaluate(self, run_folder: str, trials: Any) -> list[MetricRow]:
-        rows = await super().evaluate(run_folder, trials)
+    async def evaluate(self, folder: Path) -> list[MetricRow]:
+        rows = await super().evaluate(folder)
         await self.folder.keep("metrics.json", "timeseries.json")
         return rows
 

@@ -231,13 +231,11 @@ class ManifestEvaluator:
     def __init__(self) -> None:
         self.fails = False
 
-    async def evaluate(self, run_folder: str, trials: Any) -> list[MetricRow]:
+    async def evaluate(self, folder: Path) -> list[MetricRow]:
         if self.fails:
             raise HeadgateError("The Spark driver has ended before its work was done.")
-        manifest = manifest_data(Path(run_folder))
-        entries = [t for t in manifest["trials"] if t["trial"] in trials]
-        if all(t["voided"] for t in entries):
-            raise HeadgateError("There is no trial to evaluate: every one was voided.")
+        manifest = manifest_data(folder)
+        entries = [t for t in manifest["trials"] if not t["voided"] and not t["error"]]
         return [row for entry in entries for row in self._rows(manifest["run"], entry)]
 
     def _rows(self, run: str, entry: dict[str, Any]) -> list[MetricRow]:

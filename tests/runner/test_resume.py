@@ -13,7 +13,6 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
 from testbed_runtime.history.manifest import manifest_data, read_manifest
-from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
 from testbed_runtime.runner.manifest import MAX_ATTEMPTS, Manifest, RunInfo, next_attempt
 from testbed_runtime.runner.progress import Notice, Suspended
@@ -297,7 +296,7 @@ def test_a_run_that_is_healed_before_its_testbed_is_there_has_nothing_to_judge(w
 
     result = run_virtual(main())
     assert (result.verdict.verdict, result.verdict.reason) == ("Inconclusive", "Healed")
-    assert trials_to_evaluate(read_manifest(world.disk)) == []
+    assert read_manifest(world.disk).counted == []
 
 
 def test_a_renewal_that_is_answered_with_healed_ends_the_run(world, document):

@@ -2,14 +2,14 @@
 
     finding                                            verdict
     the run could not be completed, or left residue    Error
-    a safety metric is violated in any trial           Fail, even without an expectation and whatever else holds
+    a safety metric is violated in a trial             Fail, even without an expectation and whatever else holds
     the job failed for good, and no state is expected  Fail, if every fault took effect that could begin
     rows missing, trial void, control unstable,
     fault not verified, no value, too few trials       Inconclusive with that reason
     an expectation is not met                          Fail
     every expectation is met                           Pass; without expectations and evidence, Inconclusive
 
-Missing evidence never leads to Pass.
+Missing evidence never leads to Pass. A void trial is not evaluated.
 """
 
 from __future__ import annotations
@@ -113,11 +113,12 @@ class _VariantJudge:
         self.unstable = self._unstable_control(self.trials)
 
     def judge(self) -> list[Judged]:
-        """Judge the variant. A voided trial is judged for safety only; if no repetition replaces it, that is reported."""
+        """Judge the variant. A voided trial is not evaluated; if no repetition replaces it, that is reported."""
         live = [t for t in self.trials if t.counts]
         judged = [_run_error(self.variant, t.trial, t.error) for t in self.trials if t.error and not t.voided]
         for trial in self.trials:
-            judged.extend(self._implied(trial, counts=trial in live))
+            if not trial.voided:
+                judged.extend(self._implied(trial, counts=trial in live))
         for expectation in self.expectations:
             if expectation.problem:
                 judged.append(self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS))

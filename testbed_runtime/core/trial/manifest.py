@@ -170,6 +170,11 @@ class RunManifest(Struct, frozen=True, kw_only=True):
     """Why the run's faults were ended by hand; empty if they were not."""
 
     @property
+    def counted(self) -> list[TrialEntry]:
+        """The trials that are evaluated."""
+        return [entry for entry in self.trials if entry.counts]
+
+    @property
     def name(self) -> str:
         """The name of the scenario. Empty if the document has none."""
         return str(self.scenario.metadata.get("name") or "")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.metrics import MetricRow
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 from testbed_runtime.ports.network import Address, http_url
+from testbed_runtime.results import read_rows
 from testbed_runtime.transport.names import connector
 
 AWAY_LIMIT_S = 300.0
@@ -25,8 +26,6 @@ PAUSE_S = 1.0
 SILENT_LIMIT_S = 30.0
 """Maximum silence within an answer. The Spark pod sends a line every 5 s."""
 CONNECT_LIMIT_S = 5.0
-LINE_MAX_BYTES = 1 << 26
-"""Maximum bytes of a line. The last line holds all metric rows."""
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -55,32 +54,30 @@ class KubeEvaluator:
         self._last_answer = 0.0
         self._began = False
 
-    async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[MetricRow]:
-        """Return the metric rows of the `trials` (of all if empty), and write metrics.json and timeseries.json into the folder."""
+    async def evaluate(self, folder: Path) -> list[MetricRow]:
         body = {
-            "run": self._run or Path(run_folder).name,
-            "trials": list(trials),
+            "run": self._run or folder.name,
             "recorder": list(self._recorder),
             "token": self._recorder_token,
         }
-        rows = await self._repeat(body)
+        await self._repeat(body)
         async with RecorderFiles(self._recorder, self._recorder_token) as files:
             for name in RESULTS:
-                await files.fetch(name, Path(run_folder))
-        return rows
+                await files.fetch(name, folder)
+        return read_rows(folder, read_manifest(folder))
 
-    async def _repeat(self, body: Mapping[str, Any]) -> list[MetricRow]:
+    async def _repeat(self, body: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
         self._last_answer = loop.time()
         broken = 0
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=SILENT_LIMIT_S)
         async with aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, connector=connector(), read_bufsize=LINE_MAX_BYTES
+            headers=self._headers, timeout=timeout, connector=connector()
         ) as session:
             while True:
                 self._began = False
                 try:
-                    return await self._ask(session, body)
+                    await self._ask(session, body)
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
                     broken += self._began
                     if broken >= BROKEN_MAX:
@@ -91,9 +88,11 @@ class KubeEvaluator:
                         raise HeadgateError(
                             f"The Spark pod did not answer for {self._away_limit_s:g} s: {error!r}"
                         ) from None
+                else:
+                    return
                 await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> list[MetricRow]:
+    async def _ask(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> None:
         async with session.post(self._url, json=body) as response:
             if response.status >= 500:
                 raise ConnectionError(f"status {response.status}: {(await response.text())[:300]}")
@@ -104,8 +103,8 @@ class KubeEvaluator:
             async for text in response.content:
                 self._last_answer = asyncio.get_running_loop().time()
                 line = json.loads(text)
-                if "rows" in line:
-                    return msgspec.convert(line["rows"], list[MetricRow])
+                if "result" in line:
+                    return
                 if "error" in line:
                     raise HeadgateError(str(line["error"]))
                 self._began = self._began or "stage" in line

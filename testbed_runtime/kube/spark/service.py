@@ -1,7 +1,7 @@
 """The Spark pod's HTTP service: it evaluates histories, one run at a time, on a Spark session that stays warm.
 
-POST /v1/evaluate  {"run", "trials", "recorder": [host, port], "token"}
-    → one JSON object per line: {"stage", "done", "of", "seconds"}, {"waiting": n}, {"alive": seconds}; last {"rows": [...]} or {"error"}
+POST /v1/evaluate  {"run", "recorder": [host, port], "token"}
+    → one JSON object per line: {"stage", "done", "of", "seconds"}, {"waiting": n}, {"alive": seconds}; last {"result": "done"} or {"error"}
 GET  /v1/progress  → {"run", "stage", "waiting", "starts"}
 GET  /healthz, /readyz  (without the token)
 """
@@ -37,12 +37,9 @@ WARM_UP_RETRY_S = 15.0
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An evaluation. No `trials` means all that count."""
-
     run: str
     recorder: tuple[str, int]
     token: str
-    trials: tuple[str, ...] = ()
 
 
 class SparkService:
@@ -104,7 +101,8 @@ class SparkService:
                 # no other evaluation is queued: this one waits for the start of Spark
                 await lines.send({"waiting": self._waiting} if self._waiting > 1 else {"stage": "spark"})
             async with self._turn:
-                return {"rows": await self._judged(wanted, lines)}
+                await self._judged(wanted, lines)
+                return {"result": "done"}
         except HeadgateError as error:
             return {"error": str(error)}
         except (OSError, ValueError) as error:
@@ -113,7 +111,7 @@ class SparkService:
             self._waiting -= 1
             self._now = {}
 
-    async def _judged(self, wanted: Request, lines: _Lines) -> list[dict[str, Any]]:
+    async def _judged(self, wanted: Request, lines: _Lines) -> None:
         async def progress(line: Mapping[str, Any]) -> None:
             self._now = {"run": wanted.run, **line}
             await lines.send(line)
@@ -128,8 +126,6 @@ class SparkService:
                 await self._evaluated(folder, progress)
                 for name in RESULTS:
                     await files.put(name, folder)
-            rows: list[dict[str, Any]] = json.loads((folder / RESULTS[0]).read_text())
-        return [row for row in rows if not wanted.trials or row["trial"] in wanted.trials]
 
     async def _evaluated(self, folder: Path, progress: OnProgress) -> None:
         """Evaluate, and start a new process after each that dies. Raises SparkEnded after EVALUATIONS_MAX attempts."""
