@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.evaluation import catalogue, splits, tables
-from testbed_runtime.evaluation.pipeline import judged
+from testbed_runtime.evaluation.pipeline import JudgedTrial, judged
 from testbed_runtime.files import write_whole
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.schema import Trial
@@ -62,16 +62,16 @@ def evaluate(
     session = spark()
     stage("trials", trials=len(trials))
     found = judged(session, trials)
-    for row in found:
-        if row["error"]:
-            raise HeadgateError(row["error"])
+    for one in found:
+        if one.error:
+            raise HeadgateError(one.error)
     stage("results")
     entries = [t.entry for t in trials]
-    rows = [row for of_trial in found for row in of_trial["rows"]]
+    rows = [row for of_trial in found for row in of_trial.rows]
     rows += control_metrics(rows, entries)
     write_results(folder, trials, found, rows)
     if into is not None:
-        known = [(t.trial, f["answer"]) for t, f in zip(trials, found, strict=True) if f["answer"]]
+        known = [(t.trial, f.answer) for t, f in zip(trials, found, strict=True) if f.answer]
         answers = {trial: TrialRecovery.from_json(json.loads(text)) for trial, text in known}
         try:
             catalogue.write_run(into, manifest, rows, answers)
@@ -82,14 +82,14 @@ def evaluate(
 def write_results(
     folder: Path,
     trials: Sequence[tables.TrialFiles],
-    found: Sequence[Mapping[str, Any]],
+    found: Sequence[JudgedTrial],
     rows: Sequence[MetricRow],
 ) -> None:
     """Write the results in the order of the manifest, so that the same history gives the same bytes. A trial that could not be judged
     has only its row."""
-    known = [(t, f) for t, f in zip(trials, found, strict=True) if f["answer"]]
-    series = ",\n".join(f["series"] for _, f in known)
-    answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in known)
+    known = [(t, f) for t, f in zip(trials, found, strict=True) if f.answer]
+    series = ",\n".join(f.series for _, f in known)
+    answers = ",\n".join(f"{json.dumps(t.trial)}: {f.answer}" for t, f in known)
     lines = ",\n".join(json.dumps(asdict(row), allow_nan=False) for row in rows)
     texts = {
         TIMESERIES_FILE: f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n',
@@ -102,12 +102,12 @@ def write_results(
 
 
 def _traced(
-    known: Sequence[tuple[tables.TrialFiles, Mapping[str, Any]]],
+    known: Sequence[tuple[tables.TrialFiles, JudgedTrial]],
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the trace of each of the first trials. Their waits were validated when the trial was judged."""
-    for number, (files, row) in enumerate(known, start=1):
+    for number, (files, one) in enumerate(known, start=1):
         if number > TRIALS_MAX:
             return
         waits = pq.ParquetFile(files.folder / "waits.parquet").read()
-        answer = TrialRecovery.from_json(json.loads(row["answer"]))
+        answer = TrialRecovery.from_json(json.loads(one.answer))
         yield trace_events(Trial(files.run, files.trial, {"waits": waits}), answer, pid=number)

@@ -1,4 +1,4 @@
-"""The Spark pipeline: histories in, one judged row per trial out.
+"""The Spark pipeline: histories in, judged trials out.
 
 A trial that fits into one piece is read, reduced and judged by one task. A larger one takes three steps, so that no worker
 holds all its rows:
@@ -13,11 +13,11 @@ Between the steps, tables travel as Arrow streams, so a shuffle moves a few rows
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.credit import CREDIT, by_channel
@@ -28,6 +28,7 @@ from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.unjudged import described, unjudged
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.grouping import grouped
+from testbed_runtime.core.judgement.metrics import MetricRow
 from testbed_runtime.evaluation import splits
 from testbed_runtime.evaluation.splits import Split
 from testbed_runtime.evaluation.tables import TrialFiles
@@ -47,7 +48,31 @@ TRIALS_PER_TASK = 16
 Parts = dict[str, list[pa.Table]]
 
 
-def judged(spark: SparkSession, trials: Sequence[TrialFiles]) -> list[dict[str, Any]]:
+class Part(Struct, frozen=True):
+    """A piece of a result that one step passes to the next."""
+
+    trial: int
+    """Its place among the trials."""
+    bucket: int
+    piece: int
+    kind: str
+    """ERROR, UNJUDGED or the name of a table."""
+    payload: bytes
+
+
+class JudgedTrial(Struct, frozen=True, kw_only=True):
+    """The result of a trial, or the `error` that says why its history cannot be read."""
+
+    trial: int
+    rows: list[MetricRow] = []
+    series: str = ""
+    """JSON, as in timeseries.json. Empty if it could not be judged."""
+    answer: str = ""
+    """JSON, as in recovery.json."""
+    error: str = ""
+
+
+def judged(spark: SparkSession, trials: Sequence[TrialFiles]) -> list[JudgedTrial]:
     """Return what `judge_whole` returns for each trial, in their order.
 
     RDDs instead of data frames: the work is in Python functions, and Spark SQL takes seconds of processor time to start."""
@@ -55,7 +80,7 @@ def judged(spark: SparkSession, trials: Sequence[TrialFiles]) -> list[dict[str, 
     context = spark.sparkContext
     small = [p for p in pieces if p.whole]
     large = [p for p in pieces if not p.whole]
-    found: list[dict[str, Any]] = []
+    found: list[JudgedTrial] = []
     if small:
         tasks = max(min(len(small), context.defaultParallelism), -(-len(small) // TRIALS_PER_TASK))
         found += context.parallelize(small, tasks).map(lambda piece: judge_whole(piece, trials)).collect()
@@ -63,15 +88,15 @@ def judged(spark: SparkSession, trials: Sequence[TrialFiles]) -> list[dict[str, 
         scanned = context.parallelize(list(enumerate(large)), len(large)).flatMap(
             lambda numbered: scan(*numbered, trials)
         )
-        combined = scanned.groupBy(lambda part: (part["trial"], part["bucket"])).flatMap(
+        combined = scanned.groupBy(lambda part: (part.trial, part.bucket)).flatMap(
             lambda grouped: combine(list(grouped[1]))
         )
-        of_trial = combined.groupBy(lambda part: part["trial"])
+        of_trial = combined.groupBy(lambda part: part.trial)
         found += of_trial.map(lambda grouped: judge(list(grouped[1]), trials)).collect()
-    return sorted(found, key=lambda row: int(row["trial"]))
+    return sorted(found, key=lambda one: one.trial)
 
 
-def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
+def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> JudgedTrial:
     """Read and judge a trial that is one piece."""
 
     def read() -> Trial:
@@ -81,54 +106,54 @@ def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
     return _judge(piece.trial, read, trials)
 
 
-def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[dict[str, Any]]:
+def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[Part]:
     """Yield the parts of one piece of a large trial."""
     try:
         parts = reduce_rows(splits.read(piece, trials[piece.trial]))
     except Exception as error:
         known = isinstance(error, HeadgateError)
         kind, text = (ERROR, str(error)) if known else (UNJUDGED, described(error))
-        yield _part(piece.trial, REST, number, kind, text.encode())
+        yield Part(piece.trial, REST, number, kind, text.encode())
         return
     channels = parts.pop("channels", None)
     for name, table in parts.items():
-        yield _part(piece.trial, REST, number, name, packed(table))
+        yield Part(piece.trial, REST, number, name, packed(table))
     if channels is not None:
         for bucket, rows in enumerate(channel_buckets(channels, piece.buckets)):
-            yield _part(piece.trial, bucket, number, "channels", packed(rows))
+            yield Part(piece.trial, bucket, number, "channels", packed(rows))
 
 
-def combine(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def combine(parts: Sequence[Part]) -> Iterator[Part]:
     """Yield fewer parts that mean the same, from all parts of one bucket of one trial."""
     try:
         yield from _combined(parts)
     except Exception as error:
-        yield _part(parts[0]["trial"], parts[0]["bucket"], 0, UNJUDGED, described(error).encode())
+        yield Part(parts[0].trial, parts[0].bucket, 0, UNJUDGED, described(error).encode())
 
 
-def _combined(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    trial, bucket = parts[0]["trial"], parts[0]["bucket"]
+def _combined(parts: Sequence[Part]) -> Iterator[Part]:
+    trial, bucket = parts[0].trial, parts[0].bucket
     of_kind: Parts = {}
     for part in parts:
-        if part["kind"] in ("channels", "latency"):
-            of_kind.setdefault(part["kind"], []).append(unpacked(part["payload"]))
+        if part.kind in ("channels", "latency"):
+            of_kind.setdefault(part.kind, []).append(unpacked(part.payload))
         else:
-            yield dict(part)
+            yield part
     if "channels" in of_kind:
-        yield _part(trial, bucket, 0, CREDIT, packed(by_channel(_concat(of_kind["channels"]))))
+        yield Part(trial, bucket, 0, CREDIT, packed(by_channel(_concat(of_kind["channels"]))))
     if "latency" in of_kind:
-        yield _part(trial, bucket, 0, "latency", packed(merge_sinks(_concat(of_kind["latency"]))))
+        yield Part(trial, bucket, 0, "latency", packed(merge_sinks(_concat(of_kind["latency"]))))
 
 
-def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> dict[str, Any]:
+def judge(parts: Sequence[Part], trials: Sequence[TrialFiles]) -> JudgedTrial:
     """Judge a trial from all its parts."""
-    index = int(parts[0]["trial"])
+    index = parts[0].trial
     if errors := _texts(parts, ERROR):
-        return _row(index, error=errors[0])
+        return JudgedTrial(trial=index, error=errors[0])
     if errors := _texts(parts, UNJUDGED):
         return _unjudged(index, trials, errors[0])
-    in_order = sorted(parts, key=lambda p: int(p["piece"]))  # rows in the order of the files
-    of_kind = grouped((part["kind"], unpacked(part["payload"])) for part in in_order)
+    in_order = sorted(parts, key=lambda p: p.piece)  # rows in the order of the files
+    of_kind = grouped((part.kind, unpacked(part.payload)) for part in in_order)
 
     def checked() -> Trial:
         assembled = _assembled(index, of_kind, trials)
@@ -138,16 +163,16 @@ def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> d
     return _judge(index, checked, trials)
 
 
-def _texts(parts: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
-    return sorted(p["payload"].decode() for p in parts if p["kind"] == kind)
+def _texts(parts: Sequence[Part], kind: str) -> list[str]:
+    return sorted(p.payload.decode() for p in parts if p.kind == kind)
 
 
 def _assembled(index: int, parts: Parts, trials: Sequence[TrialFiles]) -> Trial:
     return assemble(trials[index].run, trials[index].trial, parts, trials[index].problems)
 
 
-def _judge(index: int, read: Callable[[], Trial], trials: Sequence[TrialFiles]) -> dict[str, Any]:
-    """Return the row of a trial, or why it cannot be read or judged."""
+def _judge(index: int, read: Callable[[], Trial], trials: Sequence[TrialFiles]) -> JudgedTrial:
+    """Return the result of a trial, or why it cannot be read or judged."""
     entry = trials[index].entry
     try:
         trial = read()
@@ -155,23 +180,15 @@ def _judge(index: int, read: Callable[[], Trial], trials: Sequence[TrialFiles]) 
         rows, series = trial_metrics(trial, entry, recovery=answer), trial_timeseries(trial, entry)
         texts = [json.dumps(found, allow_nan=False) for found in (to_builtins(series), answer.to_json())]
     except HeadgateError as error:
-        return _row(index, error=str(error))
+        return JudgedTrial(trial=index, error=str(error))
     except Exception as error:
         return _unjudged(index, trials, described(error))
-    return _row(index, rows=rows, series=texts[0], answer=texts[1])
+    return JudgedTrial(trial=index, rows=rows, series=texts[0], answer=texts[1])
 
 
-def _row(index: int, **known: Any) -> dict[str, Any]:
-    return {"trial": index, "rows": [], "series": "", "answer": "", "error": "", **known}
-
-
-def _unjudged(index: int, trials: Sequence[TrialFiles], text: str) -> dict[str, Any]:
+def _unjudged(index: int, trials: Sequence[TrialFiles], text: str) -> JudgedTrial:
     """Return what is known of a trial for which a checker raised an exception."""
-    return _row(index, rows=unjudged(trials[index].run, trials[index].trial, text))
-
-
-def _part(trial: int, bucket: int, piece: int, kind: str, payload: bytes) -> dict[str, Any]:
-    return {"trial": trial, "bucket": bucket, "piece": piece, "kind": kind, "payload": payload}
+    return JudgedTrial(trial=index, rows=unjudged(trials[index].run, trials[index].trial, text))
 
 
 def packed(table: pa.Table) -> bytes:

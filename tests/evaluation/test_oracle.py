@@ -33,7 +33,7 @@ def judged(folder: Path) -> list[tuple[TrialEntry, Oracle, Rows]]:
     found = []
     for piece in splits.plan(trials):
         entry = trials[piece.trial].entry
-        rows = pipeline.judge_whole(piece, trials)["rows"]
+        rows = pipeline.judge_whole(piece, trials).rows
         by_key = {(r.metric, r.phase, r.quantile): r for r in rows}
         found.append((entry, Oracle(folder / "history" / entry.trial, entry), by_key))
     return found

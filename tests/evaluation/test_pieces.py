@@ -81,16 +81,17 @@ def test_small_and_large_trials_have_the_answers_of_whole_ones(
     few = replace(trial, rows={**trial.rows, "frames": 0})
     (whole,) = splits.plan([trial])
     expected = pipeline.judge_whole(whole, [trial])
-    assert (expected["trial"], expected["error"], bool(expected["rows"])) == (0, "", True)
+    assert (expected.trial, expected.error, bool(expected.rows)) == (0, "", True)
     total = sum(trial.rows.values())
     monkeypatch.setattr(splits, "SPLIT_ROWS", total - 1)
     monkeypatch.setattr(splits, "BUCKET_ROWS", -(-trial.rows["channels"] // 3))
     spark: Any = Rows()
     large, damaged, small = pipeline.judged(spark, [trial, lost, few])
     assert large == expected
-    assert damaged == pipeline._row(1, error=sealed("events", trial.rows["events"], trial.rows["events"] + 1))
-    assert small == pipeline._row(2, error=sealed("frames", trial.rows["frames"], 0))
-    assert pipeline._row(2, error="x") == {"trial": 2, "rows": [], "series": "", "answer": "", "error": "x"}
+    assert damaged == pipeline.JudgedTrial(
+        trial=1, error=sealed("events", trial.rows["events"], trial.rows["events"] + 1)
+    )
+    assert small == pipeline.JudgedTrial(trial=2, error=sealed("frames", trial.rows["frames"], 0))
 
 
 def sealed(table: str, rows: int, expected: int) -> str:
@@ -179,16 +180,16 @@ def test_repeated_rows_of_several_pieces_are_damage_of_their_table():
     ]  # fmt: skip
 
 
-def part(kind: str, payload: bytes, piece: int = 0) -> dict[str, Any]:
-    return {"trial": 0, "bucket": pipeline.REST, "piece": piece, "kind": kind, "payload": payload}
+def part(kind: str, payload: bytes, piece: int = 0) -> pipeline.Part:
+    return pipeline.Part(0, pipeline.REST, piece, kind, payload)
 
 
 def test_the_first_error_of_a_trial_is_its_answer(trial: tables.TrialFiles):
     """A damaged history comes before an exception of a checker, whatever the order of the parts is."""
     parts = [part(pipeline.UNJUDGED, b"a"), part(pipeline.ERROR, b"z"), part(pipeline.ERROR, b"y", 1)]
     for order in (parts, parts[::-1]):
-        assert pipeline.judge(order, [trial])["error"] == "y"
-    (row,) = pipeline.judge([part(pipeline.UNJUDGED, b"b"), parts[0]], [trial])["rows"]
+        assert pipeline.judge(order, [trial]).error == "y"
+    (row,) = pipeline.judge([part(pipeline.UNJUDGED, b"b"), parts[0]], [trial]).rows
     assert (row.trial, row.text) == ("main-1", "a")
 
 
@@ -197,7 +198,7 @@ def test_a_part_that_is_no_table_passes_through_its_bucket():
     errors = [part(pipeline.ERROR, b"x"), part("events", b"y")]
     assert list(pipeline.combine(errors)) == errors
     (broken,) = pipeline.combine([part("latency", b"no stream", 3)])
-    assert (broken["kind"], broken["piece"], broken["bucket"]) == (pipeline.UNJUDGED, 0, pipeline.REST)
+    assert (broken.kind, broken.piece, broken.bucket) == (pipeline.UNJUDGED, 0, pipeline.REST)
 
 
 @pytest.mark.parametrize(

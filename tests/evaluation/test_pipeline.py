@@ -49,7 +49,7 @@ def test_spark_gives_the_metric_rows_and_series_that_checking_gives(
     monkeypatch.setattr(splits, "BUCKET_ROWS", split_rows // 4)
     for folder in (generated, run_folder):
         found = judged(spark, folder)
-        assert [(f["rows"], json.loads(f["series"])) for f in found] == [
+        assert [(f.rows, json.loads(f.series)) for f in found] == [
             (rows, json.loads(json.dumps(series))) for rows, series in direct(folder)
         ]
 

@@ -86,9 +86,9 @@ def in_pieces(trials: Sequence[tables.TrialFiles]) -> dict[str, Any]:
     scanned = [
         part for n, piece in enumerate(splits.plan(trials)) for part in pipeline.scan(n, piece, trials)
     ]
-    buckets = {part["bucket"] for part in scanned}
+    buckets = {part.bucket for part in scanned}
     combined = [
-        part for bucket in buckets for part in pipeline.combine([p for p in scanned if p["bucket"] == bucket])
+        part for bucket in buckets for part in pipeline.combine([p for p in scanned if p.bucket == bucket])
     ]
     return pipeline.judge(combined, trials)
 
@@ -103,15 +103,15 @@ def test_an_exception_in_any_step_of_a_large_trial_is_its_error(
     """It may be raised in the scan, in a bucket of channels, or when the trial is judged."""
     monkeypatch.setattr(splits, "SPLIT_ROWS", 2000)
     trials = [t for t in tables.open_trials(run_folder, read_manifest(run_folder)) if t.trial == WHOLE]
-    assert not in_pieces(trials)["error"]
+    assert not in_pieces(trials).error
 
     def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
     monkeypatch.setattr(module, name, fail)
     found = in_pieces(trials)
-    assert found["error"] == ""
-    (row,) = found["rows"]
+    assert found.error == ""
+    (row,) = found.rows
     assert (row.trial, row.reason) == (WHOLE, RUN_FAILED)
     assert row.text.startswith("its history could not be judged: ZeroDivisionError (testbed_runtime/")
 
