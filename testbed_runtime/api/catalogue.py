@@ -127,9 +127,11 @@ def _known(key: str, option: Option | KnownKey, flink_version: str) -> Judgement
     note, is_read = "", False
     # before a rename, the older name is right
     if is_newest and option.since and number(option.since) > version:
-        instead = f"and reads {option.aliases[0]}" if option.aliases else ""
-        effect = ", but here it has its effect" if instead and still else ""
-        advice = instead + effect or f"(leave it out, or choose {option.since} or later)"
+        advice = f"(leave it out, or choose {option.since} or later)"
+        if option.aliases:
+            advice = f"and reads {option.aliases[0]}" + (still and ", but here it has its effect")
+        else:
+            standing = Standing.WITHOUT_EFFECT
         note = f"{key} came with Flink {option.since}; {flink_version} ignores it {advice}"
     elif option.removed and number(option.removed) <= version:
         note = f"{key} was removed in Flink {option.removed}; {flink_version} does not read it{still}"

@@ -89,10 +89,13 @@ class Option(Struct, frozen=True):
             return text
         return f"{self.parse(text, flink_version) * 1000:.0f}"
 
+    def is_newer_than(self, flink_version: str) -> bool:
+        """Whether its key came after a version of Flink. Its older names, if it has some, are what that version reads."""
+        return self.since != "" and number(flink_version) < number(self.since)
+
     def name_in(self, flink_version: str) -> str:
         """Return the key by which a version of Flink knows it: the older one before it was renamed."""
-        renamed = self.aliases and self.since and number(flink_version) < number(self.since)
-        return self.aliases[0] if renamed else self.key
+        return self.aliases[0] if self.aliases and self.is_newer_than(flink_version) else self.key
 
     def parse(self, text: str, flink_version: str = LATEST) -> Any:
         """Return a value as Flink reads it: seconds, bytes, a number, a boolean, or a text. Raises ValueError."""
@@ -265,8 +268,15 @@ def _counting(key: str, configuration: Mapping[str, str], flink_version: str) ->
     return next(name for name in names if name in configuration)
 
 
+def _ignored(key: str, flink_version: str) -> bool:
+    """Whether a version of Flink does not have the option of a key yet, under any name."""
+    option = BY_KEY.get(key)
+    return option is not None and not option.aliases and option.is_newer_than(flink_version)
+
+
 class Options:
-    """A configuration, read with Flink's rules. Unknown keys are ignored; `api` has already judged them."""
+    """A configuration, read with Flink's rules. Unknown keys and options that this version does not have are ignored; `api` has
+    already judged them."""
 
     def __init__(self, configuration: Mapping[str, str], *, flink_version: str = "2.x") -> None:
         if flink_version not in VERSIONS:
@@ -276,6 +286,7 @@ class Options:
             ALIASES.get(key, key): value_of(name, configuration[name])
             for key in configuration
             for name in (_counting(key, configuration, flink_version),)
+            if not _ignored(key, flink_version)
         }
         self._parsed: dict[str, Any] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from testbed_runtime.api.catalogue import Standing, judge
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.restart import ExponentialDelay, FixedDelay, restart_strategy
 from testbed_runtime.core.options import BY_KEY, Options
@@ -97,7 +98,7 @@ def test_the_slot_timeout_is_the_ask_timeout_if_it_is_not_set(version):
         Options(values, flink_version=version).duration(slot)
         for values in ({}, {ask: "3 s"}, {ask: "3 s", slot: "7 s"})
     ]
-    assert timeouts == [10.0, 3.0, 7.0]
+    assert timeouts == [10.0, 3.0, 3.0 if version == "1.12" else 7.0]
 
 
 @pytest.mark.parametrize(("version", "kind"), [("1.18", FixedDelay), ("1.19", ExponentialDelay)])
@@ -143,3 +144,13 @@ def test_an_unknown_version_is_refused_with_the_nearest():
 def test_the_oldest_name_of_flinks_memory_is_in_megabytes(configuration, size):
     """MemoryBackwardsCompatibilityUtils: taskmanager.heap.size counts before it, and the newest name before both."""
     assert Options(configuration, flink_version="1.20").memory("taskmanager.memory.flink.size") == size
+
+
+@pytest.mark.parametrize(("version", "threshold", "effect"), [("1.13", -1, False), ("1.14", 7, True)])
+def test_an_option_that_a_version_does_not_have_yet_has_no_effect(version, threshold, effect):
+    """Flink 1.13 has no heartbeat.rpc-failure-threshold. Its heartbeat.timeout detects a killed TaskManager."""
+    key = "heartbeat.rpc-failure-threshold"
+    options = Options({key: "7"}, flink_version=version)
+    assert options.integer(key) == threshold
+    assert options.is_set(key) is effect
+    assert (judge(key, version).standing is Standing.EFFECTIVE) is effect
