@@ -22,8 +22,10 @@ from testbed_runtime.core.judgement.metrics import (
     is_phase,
     parse_quantile,
 )
+from testbed_runtime.core.options import Options, equal_values
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.report.words import seconds_short
 from testbed_runtime.results import read_rows
 
 if TYPE_CHECKING:
@@ -244,7 +246,7 @@ def _changes(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[str]]:
         changed = [
             f"{key}: {was.get(key, 'not set')} → {now.get(key, 'not set')}"
             for key in dict.fromkeys((*was, *now))
-            if was.get(key) != now.get(key)
+            if key not in was or key not in now or not equal_values(key.split(": ")[-1], was[key], now[key])
         ]
         left_out = len(changed) - MAX_CHANGES
         changed[MAX_CHANGES:] = [f"and {left_out} more"] if left_out > 0 else []
@@ -260,15 +262,17 @@ def _settings(manifest: RunManifest, shown: Mapping[str, str]) -> Iterable[tuple
         own = [e for e in manifest.trials if not e.is_control and e.variant == name]
         head, first = (f"{called}: " if called else ""), own[0]
         yield f"{head}flinkVersion", first.flink_version
-        yield from _flat(head, first.configuration)
+        yield from _flat(head, Options(first.configuration, flink_version=first.flink_version).as_map())
         vertices = [
             {key: value for key, value in vertex.items() if value not in (None, "", 0)}
             for vertex in to_builtins(first.job.vertices)
         ]
         yield from _flat(f"{head}job", {**to_builtins(first.job), "vertices": vertices})
         drawn = len({tuple(fault.at_s for fault in entry.faults) for entry in own}) > 1
-        named = ("name", "kind", *(() if drawn else ("at_s",)), "duration_s", "params")
-        yield from _flat(f"{head}faults", [{k: f[k] for k in named} for f in map(to_builtins, first.faults)])
+        for fault in first.faults:
+            times = {} if drawn else {"at": seconds_short(fault.at_s)}
+            fields = {"kind": fault.kind, **times, "duration": seconds_short(fault.duration_s)}
+            yield from _flat(f"{head}faults[{fault.name}]", {**fields, "params": to_builtins(fault.params)})
 
 
 def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
@@ -282,7 +286,7 @@ def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
             name = item.get("name") or " → ".join(filter(None, (item.get("from"), item.get("to")))) or number
             yield from _flat(f"{path}[{name}]", {k: v for k, v in item.items() if k != "name"})
     else:
-        yield path, str(value)
+        yield path, f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 # ---- output

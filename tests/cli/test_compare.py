@@ -175,7 +175,16 @@ def test_a_changed_setting_is_named_by_its_path_and_variants_of_one_run_only_are
     changed_manifest(first, job=job)
     changed_manifest(second, job={**job, "vertices": [{"name": "source", "recordsPerSecond": 400}]})
     changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
-    assert changes == ["a → b: slow: job.vertices[source].recordsPerSecond: 200.0 → 400.0"]
+    assert changes == ["a → b: slow: job.vertices[source].recordsPerSecond: 200 → 400"]
+
+
+def test_an_option_under_its_older_name_or_in_another_unit_is_no_changed_setting(tmp_path: Path):
+    """Flink reads both names, and 1 min is 60 s."""
+    first, second = run_folder(tmp_path, "a", slow=SLOW), run_folder(tmp_path, "b", seed=40, slow=SLOW)
+    changed_manifest(first, configuration={"akka.ask.timeout": "60 s", "heartbeat.timeout": "50 s"})
+    changed_manifest(second, configuration={"pekko.ask.timeout": "1 min", "heartbeat.timeout": "40 s"})
+    changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
+    assert changes == ["a → b: heartbeat.timeout: 50 s → 40 s"]
 
 
 def test_a_vertex_that_one_run_lacks_is_shown_with_what_it_has(tmp_path: Path):
@@ -204,7 +213,7 @@ def test_a_drawn_beginning_of_a_fault_is_no_changed_setting(tmp_path: Path):
             ]
         (folder / "manifest.json").write_text(json.dumps(manifest))
     changes = json.loads(headgate("compare", *folders, "--json"))["changes"]
-    assert changes == ["a → b: faults[dead].duration_s: 1.0 → 2.0"]
+    assert changes == ["a → b: faults[dead].duration: 1 s → 2 s"]
 
 
 ROW = dict.fromkeys(("run", "trial", "metric", "phase", "text", "bounded_by", "reason"), "") | {"quantile": None, "value": 1.0}  # fmt: skip
