@@ -261,10 +261,10 @@ def _study_option(
     else:
         known = BY_KEY[judgement.canonical]
         collected.errors.extend(problems := list(_value_problems(option, known, path)))
-        doubts = (
-            {} if problems else {i: value_doubt(known, text, LATEST) for i, text in enumerate(option.values)}
-        )
-        collected.warnings.extend(f"{path}.values[{i}]: {doubt}" for i, doubt in doubts.items() if doubt)
+        # whether such a value has a unit depends on the version of each scenario, and tune warns about it
+        depends = known.millis_until not in ("", LATEST)
+        doubts = [] if problems or depends else [value_doubt(known, text, LATEST) for text in option.values]
+        collected.warnings.extend(f"{path}.values[{i}]: {doubt}" for i, doubt in enumerate(doubts) if doubt)
     if judgement.canonical in seen:
         collected.errors.append(
             UserError(f"{path}.key", f"{option.key!r} is a duplicate", "keep one of them")

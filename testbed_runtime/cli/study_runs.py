@@ -75,16 +75,18 @@ class StudyRuns(Struct, frozen=True, kw_only=True):
 
     def doubts(self) -> list[str]:
         """Return the warnings that the study adds to those of the unchanged scenarios, such as a value without an effect, or a quantile over
-        too few trials."""
-        found: dict[str, None] = {}
+        too few trials. Each one names its scenarios."""
+        found: dict[str, dict[str, None]] = {}
         for run in self._planned():
             try:
                 warnings = with_row(self.scenarios[run.scenario], self.study, run).warnings
             except InvalidScenario:
                 continue  # the row has an Error with the reason
             known = self.scenarios[run.scenario].warnings
-            found.update((f"{run.scenario}: {w}", None) for w in warnings if w not in known)
-        return list(found)
+            for warning in warnings:
+                if warning not in known:
+                    found.setdefault(warning, {})[run.scenario] = None
+        return [f"{', '.join(scenarios)}: {warning}" for warning, scenarios in found.items()]
 
     def search(self, detectors: Mapping[int, Quality]) -> list[Outcome]:
         """Run every row in virtual time. With several trials, each row gets one first, and all of them only if it may still be the best."""

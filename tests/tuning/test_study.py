@@ -533,3 +533,22 @@ def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():
     bounded = replace(fast, judged=tuple(items))
     _, found = heartbeat_lines(bounded, trials("Pass", *SLOW))
     assert [line.objectives[0].bounded for line in found[:2]] == [True, False]
+
+
+def test_a_warning_that_several_scenarios_share_is_printed_once_with_their_names(tmp_path: Path):
+    """Flink 1.12 reads heartbeat.timeout without a unit, and 2.x warns without one; a study of both versions warns about its own only."""
+    for name, version in (("old", "1.12"), ("older", "1.12"), ("new", "2.x")):
+        scenario = {**good("Scenario"), "metadata": {"name": name}}
+        scenario["spec"]["testbed"]["flinkVersion"] = version
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(scenario))
+    spec = {**copy.deepcopy(STUDY), "scenarios": [{"name": n} for n in ("old", "older", "new")]}
+    spec["options"] = [{"key": "heartbeat.timeout", "values": ["60000", "70 s"]}]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**good("TuningStudy"), "spec": spec}))
+    study, warnings = load_study(tmp_path)
+    assert not [w for w in warnings if "unit" in w]
+    runs = StudyRuns(study=study, scenarios=find_scenarios(study, [tmp_path]), out=tmp_path, jobs=1)
+    where = "spec.testbed.flinkConfiguration[heartbeat.timeout]"
+    assert [d for d in runs.doubts() if "unit" in d] == [
+        f"new: {where}: '60000' has no unit, so it is 60000 ms (write '60000 s' or '60000 ms')",
+        f"old, older: {where}: Flink 1.12 reads whole milliseconds here, without a unit (write '70000')",
+    ]
