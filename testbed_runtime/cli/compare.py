@@ -25,7 +25,6 @@ from testbed_runtime.core.judgement.metrics import (
 from testbed_runtime.core.options import Options, equal_values
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.report.words import seconds_short
 from testbed_runtime.results import read_rows
 
 if TYPE_CHECKING:
@@ -257,6 +256,8 @@ def _changes(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[str]]:
 
 def _settings(manifest: RunManifest, shown: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     """Yield the settings of some variants, one for each path in their document. `shown`: variant → its name in the output."""
+    from testbed_runtime.report.words import seconds_short  # it loads the report, which takes long
+
     yield "environment", manifest.environment
     for name, called in shown.items():
         own = [e for e in manifest.trials if not e.is_control and e.variant == name]

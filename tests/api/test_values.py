@@ -169,7 +169,7 @@ def test_milliseconds_that_flink_reads_without_a_unit_are_text_too():
         ("Testbed", lambda s: s["taskManagers"].update(replaceLost="2"), "spec.taskManagers.replaceLost"),
         (
             "TuningStudy",
-            lambda s: s["options"][0].update(key="heartbeat.timeout", values=["1 s", "2"]),
+            lambda s: s["options"][0].update(key="pekko.ask.timeout", values=["1 s", "2"]),
             "spec.options[0].values[1]",
         ),
     ],
