@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from testbed_runtime.api import fields, models
 from testbed_runtime.api.iteration_rules import WrittenIteration, data_edges, iterations
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.faults.vocabulary import Type
@@ -83,9 +83,7 @@ def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
     known = [v.name for v in spec.variants]
     for name in wanted:
         if name not in known:
-            hint = (
-                f"there are {', '.join(known)}" if known else "the scenario has no variants: omit --variant"
-            )
+            hint = nearest(name, known) if known else "the scenario has no variants: omit --variant"
             raise UserError("--variant", f"variant {name!r} does not exist", hint)
 
 

@@ -220,7 +220,7 @@ def _hint_of_missing(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     fields = _fields_at(model, loc)
     literals = [part for field in fields for part in nested(field.annotation) if get_origin(part) is Literal]
     if choices := [str(choice) for literal in literals for choice in get_args(literal)]:
-        return f"write one of {', '.join(choices)}"
+        return _did_you_mean("", choices)
     if any(f.annotation is int for f in fields):
         return _number_hint(model, loc)
     if needed := _example(model, loc):

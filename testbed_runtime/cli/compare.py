@@ -127,7 +127,7 @@ def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Grou
         raise UserError(str(folder), "has no trial that counts", "its report says why")
     unknown = [name for name in variants if name not in found]
     if unknown and (not partly or len(unknown) == len(variants)):
-        raise UserError(str(folder), f"has no variant {', '.join(unknown)}", f"there are {', '.join(found)}")
+        raise UserError(str(folder), f"has no variant {', '.join(unknown)}", nearest(unknown[0], found))
     return [found[name] for name in variants or found if name in found]
 
 

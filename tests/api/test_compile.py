@@ -85,11 +85,13 @@ def test_a_lost_taskmanager_is_replaced_after_seconds_or_never(tmp_path):
 
 
 def test_an_unknown_variant_is_refused(tmp_path):
-    """With the names of those that exist."""
+    """With the nearest name, or those that exist."""
     with pytest.raises(
         UserError, match=r"--variant: variant 'x' does not exist \(there are short, long, quiet\)"
     ):
         compiled(tmp_path, variants=["x"])
+    with pytest.raises(UserError, match=r"'qiet' does not exist \(did you mean quiet\?\)"):
+        compiled(tmp_path, variants=["qiet"])
     with pytest.raises(UserError, match=r"the scenario has no variants: omit --variant"):
         compiled(tmp_path, spec={"variants": []}, variants=["x"])
 

@@ -181,3 +181,9 @@ def test_a_duration_without_a_unit_is_a_warning_in_every_kind(kind, change, path
     found = validate_kind(data)
     assert found.errors == ()
     assert f"{path}: '2' has no unit, so it is 2 ms (write '2 s' or '2 ms')" in found.warnings
+
+
+def test_the_only_valid_value_of_a_missing_field_is_what_to_write():
+    """Not one of a list of one."""
+    found = [str(error) for error in validate_kind({"kind": "Scenario"}).errors]
+    assert "apiVersion: is missing (write headgate.dev/v1alpha1)" in found
