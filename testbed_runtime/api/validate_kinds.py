@@ -26,7 +26,7 @@ from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
 from testbed_runtime.core.judgement.metrics import METRICS, parse_bound
 from testbed_runtime.core.options import BY_KEY, Option
-from testbed_runtime.core.values import parse_duration
+from testbed_runtime.core.values import is_bare, parse_duration
 from testbed_runtime.core.versions import LATEST
 
 P = TypeVar("P", bound=models.Part)
@@ -261,8 +261,8 @@ def _study_option(
     else:
         known = BY_KEY[judgement.canonical]
         collected.errors.extend(problems := list(_value_problems(option, known, path)))
-        # whether such a value has a unit depends on the version of each scenario, and tune warns about it
-        depends = known.millis_until not in ("", LATEST)
+        # versions that read milliseconds need values without a unit; tune knows the version of each scenario, and warns
+        depends = known.millis_until not in ("", LATEST) and all(map(is_bare, option.values))
         doubts = [] if problems or depends else [value_doubt(known, text, LATEST) for text in option.values]
         collected.warnings.extend(f"{path}.values[{i}]: {doubt}" for i, doubt in enumerate(doubts) if doubt)
     if judgement.canonical in seen:

@@ -183,6 +183,13 @@ def test_a_duration_without_a_unit_is_a_warning_in_every_kind(kind, change, path
     assert f"{path}: '2' has no unit, so it is 2 ms (write '2 s' or '2 ms')" in found.warnings
 
 
+def test_a_study_of_milliseconds_is_no_doubt_before_the_versions_of_its_scenarios_are_known():
+    """Flink 1.12 reads heartbeat.timeout without a unit. tune warns if a scenario has a later version."""
+    data = documents.good("TuningStudy")
+    data["spec"]["options"][0].update(key="heartbeat.timeout", values=["20000", "30000"])
+    assert not any("unit" in warning for warning in validate_kind(data).warnings)
+
+
 def test_the_only_valid_value_of_a_missing_field_is_what_to_write():
     """Not one of a list of one."""
     found = [str(error) for error in validate_kind({"kind": "Scenario"}).errors]
