@@ -27,11 +27,12 @@ def event_of(buffer: Buffer) -> Event:
 class ArrivedBarriers:
     """The barriers of a channel that have arrived: the newest, and those that its gate has not passed yet."""
 
-    __slots__ = ("_sequences",)
+    __slots__ = ("_newest", "_sequences")
 
     def __init__(self) -> None:
+        self._newest = -1
         self._sequences: dict[int, int] = {}
-        """Maps checkpoints to sequence numbers."""
+        """Maps checkpoints to sequence numbers. Both ascend."""
 
     def arrive(self, event: Buffer, sequence: int) -> CheckpointBarrier | None:
         """If the event is a barrier, note its sequence number and return the barrier. Only newer checkpoints
@@ -39,26 +40,24 @@ class ArrivedBarriers:
         barrier = event_of(event)
         if not isinstance(barrier, CheckpointBarrier):
             return None
-        if barrier.checkpoint_id > max(self._sequences, default=-1):
+        if barrier.checkpoint_id > self._newest:
+            self._newest = barrier.checkpoint_id
             self._sequences[barrier.checkpoint_id] = sequence
         return barrier
 
     def take(self, sequence: int) -> None:
         """Forget the barriers before the event that the gate takes, except the newest."""
-        if len(self._sequences) > 1:
-            newest = max(self._sequences)
-            kept = {c: s for c, s in self._sequences.items() if c == newest or not _precedes(s, sequence)}
-            self._sequences = kept
+        while len(self._sequences) > 1 and _precedes(next(iter(self._sequences.values())), sequence):
+            del self._sequences[next(iter(self._sequences))]
 
     def check_newest(self, checkpoint: int) -> None:
         """Raise FlinkError CheckpointException if the barrier of a newer checkpoint has arrived. Flink knows
         the position of the newest barrier only, so it cannot tell which data belongs to an unaligned
         checkpoint that starts now."""
-        newest = max(self._sequences, default=-1)
-        if newest > checkpoint:
+        if self._newest > checkpoint:
             text = (
                 f"Sequence number for checkpoint {checkpoint} is not known (it was likely been overwritten by a newer "
-                f"checkpoint {newest})"
+                f"checkpoint {self._newest})"
             )
             raise FlinkError("CheckpointException", text)
 
