@@ -393,37 +393,32 @@ class _ClientPump(Pump):
 
     def on_frames(self, frames: Sequence[ServerFrame]) -> int:
         """Handle what a FrameConnection delivers. Return how many frames were taken: fewer if legacy mode stalls."""
-        taken = 0
+        machine, tap = self.machine, self._tap
         try:
-            for frame in frames:
+            for taken, frame in enumerate(frames):
                 if self._closed:
                     break
-                if not self._take(frame):
-                    self._stall(memoryview(b""))
-                    return taken
-                taken += 1
+                buffer = None
+                if type(frame) is BufferResponse:
+                    if not frame.data_type.is_buffer:
+                        buffer = event_buffer(frame.data, frame.data_type)  # type: ignore[arg-type]  # nothing writes to it
+                    else:
+                        given = machine.allocate(frame.receiver, len(frame.data), frame.data_type)
+                        if given is None:
+                            self._stall(memoryview(b""))
+                            return taken
+                        if given is DISCARD:
+                            continue
+                        buffer = given
+                        buffer.refer(frame.data)
+                if tap is not None:
+                    tap.seen("received", self.link_in, frame)
+                machine.on_frame(frame, buffer)
         except HeadgateError as error:
             self._fail(error)
-        if self.machine.error is not None:
+        if machine.error is not None:
             self.abort()
         return len(frames)
-
-    def _take(self, frame: ServerFrame) -> bool:
-        """Pass a frame on, with a buffer if it contains data or an event. Return False if there is none (legacy mode)."""
-        buffer = None
-        if type(frame) is BufferResponse:
-            if not frame.data_type.is_buffer:
-                buffer = event_buffer(frame.data, frame.data_type)  # type: ignore[arg-type]  # nothing writes to it
-            else:
-                given = self.machine.allocate(frame.receiver, len(frame.data), frame.data_type)
-                if given is None or given is DISCARD:
-                    return given is DISCARD
-                buffer = given
-                buffer.refer(frame.data)
-        if self._tap is not None:
-            self._tap.seen("received", self.link_in, frame)
-        self.machine.on_frame(frame, buffer)
-        return True
 
     def _stall(self, view: memoryview) -> None:
         """Legacy mode: stop reading the whole connection while one channel has no buffer (head-of-line blocking)."""
