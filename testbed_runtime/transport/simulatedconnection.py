@@ -376,13 +376,17 @@ class SimulatedConnection:
     def _read_frames(self, handler: ConnectionHandler) -> None:
         """Hand over all frames at once. The handler may pause reading and leave some."""
         inbox = self._inbox
-        frames = [inbox[0][0]] if len(inbox) == 1 else [data[0] for data in inbox if type(data) is tuple]
+        frames, sizes = zip(*inbox, strict=True)  # a connection carries frames or bytes
         taken = handler.on_frames(frames)  # type: ignore[attr-defined]  # its peer sent frames
         if self._closing:  # the handler has closed the connection
             return
-        size = sum([inbox.popleft()[1] for _ in range(taken)])
+        if taken == len(frames):
+            inbox.clear()
+        else:
+            for _ in range(taken):
+                inbox.popleft()
         if self._other is not None:
-            self._other.acknowledged(size)
+            self._other.acknowledged(sum(sizes[:taken]))
 
     def acknowledged(self, size: int) -> None:
         """Free window space, because the other end has read."""
