@@ -194,10 +194,15 @@ class StreamTask:
         """Handle the events that never wait, and return what comes after them with False. Without `several`, handle at most one, and return it
         with True if it was handled."""
         poll, most = self._run.input.poll, self._run_buffers
-        item = poll(most)
-        while (handled := self._handled_at_once(item)) and several:
-            item = poll(most)
-        return item, handled
+        while (item := poll(most)) is not None:
+            if not self._connected:  # a producer has answered
+                self._note_connected()
+            if type(item[1]) not in self._at_once:
+                return item, False
+            self._on_event(item[0], item[1])  # type: ignore[arg-type]  # an event: no list is in the set
+            if not several:
+                return item, True
+        return None, False
 
     async def read_recovered(self, on_consumed: Callable[[], None]) -> None:
         """Process the input that was in flight at the checkpoint. Call `on_consumed` whenever the input of a gate is processed."""
@@ -246,18 +251,6 @@ class StreamTask:
             self._run.event("gate.connected")
 
     # ---- what arrives ----------------------------------------------------------------------------------------
-
-    def _handled_at_once(self, polled: PolledRun | None) -> bool:
-        """Note that a producer has answered, and handle an event that never waits. Return False for anything else."""
-        if polled is None:
-            return False
-        if not self._connected:
-            self._note_connected()
-        channel, item = polled
-        if type(item) not in self._at_once:
-            return False
-        self._on_event(channel, item)  # type: ignore[arg-type]  # an event: no list is in the set
-        return True
 
     async def _handle(self, channel: int, item: list[Buffer] | Event) -> None:
         if isinstance(item, list):
