@@ -241,14 +241,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if not due._cancelled:  # noqa: SLF001
                     ready.append(due)
             if ready:
-                if when > self._now:
-                    self._now = when
-                    self._turns += self._turns_now
-                    if self._turns > TURNS_MAX:
-                        self._raise_livelock()
-                    self._turns_now = 0
-                if times and times[0] <= self._now:
+                if when <= self._now:
                     self._wake()
+                    return
+                self._now = when
+                self._turns += self._turns_now
+                if self._turns > TURNS_MAX:
+                    self._raise_livelock()
+                self._turns_now = 0
                 return
         raise SimulatedDeadlock(f"nothing left to do at {self._now:.6f} s")
 
