@@ -59,6 +59,7 @@ def with_enough(
     completed, if the history shows that. `failures`: the failures of these rounds. `places`: the TaskManager of each
     task, before a point in time."""
     shows, configuration = _Ends(waits, effects, entry, places), entry.options
+    shows.failures, shows.end_ns = failures, rounds[-1].end_ns
     used = places(rounds[-1].end_ns + 1).values()
 
     def longer(segment: Segment) -> Segment:
@@ -132,6 +133,9 @@ class _Ends:
         self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: TrialEntry, places: Places
     ) -> None:
         self.waits, self.places = waits, places
+        self.failures: Sequence[Cause] = ()
+        self.end_ns = 0
+        """The failures of the recovery, and its end."""
         self.effects = [e for e in effects if e.injected_ns is not None]
         self.asked = {fault.name: round(fault.duration_s * NS) for fault in entry.faults}
         self.methods = {fault.name: fault.params.get("method") for fault in entry.faults}
@@ -147,7 +151,9 @@ class _Ends:
         if wait.budget_ns < 0 or PRODUCT in wait.option:
             return None  # another limit would have ended it soon after
         if wait.option == _HEARTBEAT:
-            return self._returned(wait)
+            found = [self._returned(wait), *map(self._returned, self._merged(wait))]
+            known = [needed for needed in found if needed is not None]
+            return max(known) if len(known) == len(found) else None
         held = self.held_back(wait)
         arrival_ns = None if held is None else self._ended_by_itself(held)
         if held is None or arrival_ns is None:
@@ -262,6 +268,21 @@ class _Ends:
         begun = [w.start_ns for w in own if w.start_ns < wait.end_ns and silent_ns < w.end_ns]
         since = min(begun, default=wait.start_ns)
         return back - since + max(map(self._repeated_ns, silent))
+
+    def _merged(self, wait: Wait) -> list[Wait]:
+        """Return the waits for the heartbeats of other TaskManagers whose loss failed the job only because it was restarting: with a
+        longer limit for the first loss alone, they would fail it. A process that ends fails it anyway."""
+        used = {*self.places(wait.end_ns).values()} - {ordinal(self._lost(wait)[0].what)}
+        own = [
+            w
+            for w in self.waits
+            if (w.option, w.who, w.outcome) == (wait.option, JOBMASTER_NAME, wait.outcome)
+        ]
+        later = [
+            w for w in own if ordinal(w.what) in used and wait.end_ns + TOGETHER_NS < w.end_ns <= self.end_ns
+        ]
+        merged = [w for w in later if all(abs(w.end_ns - c.t_ns) > TOGETHER_NS for c in self.failures)]
+        return [w for w in merged if not self._fails_anyway(w, w.end_ns)]
 
     def _lost(self, wait: Wait) -> tuple[Wait, list[FaultEffect]]:
         """Return the wait as one for the TaskManager's heartbeats, and the faults that kept the TaskManager silent: those during the wait, and
