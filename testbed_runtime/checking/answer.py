@@ -17,6 +17,7 @@ from testbed_runtime.checking.apart import (
     downtime_s,
     hits_of,
     lost_in,
+    ran_before,
     stalled_taskmanager,
     until_each_has_recovered,
 )
@@ -43,16 +44,17 @@ from testbed_runtime.checking.faults import (
     check_faults,
 )
 from testbed_runtime.checking.lasting import (
+    after_cut_delay,
     capped,
     dead_slots,
     each_segment,
     lasting_wait,
+    needless_restarts,
     share_slack,
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
     with_delays_avoided,
-    with_time_before_kills,
     without_outrun,
 )
 from testbed_runtime.checking.limiting import (
@@ -151,8 +153,8 @@ def _with_prolonging_faults(
     for recovery in found:
         blamed = {price.fault for price in recovery.prices} | _behind_expired(recovery, waits)
         named = [e for e in effects if e.fault in idle & blamed]
-        lasting = tuple(_shared(e, recovery.effect_ns) for e in named)
         idle -= {e.fault for e in named}
+        lasting = (_shared(e, recovery.effect_ns) for e in named)
         rest.append(replace(recovery, shared=(*lasting, *recovery.shared)))
     named_later = {s.fault for r in rest for s in r.shared}
     return [r for r in rest if r.total_s > 0 or not r.recovered or r.fault not in named_later]
@@ -189,8 +191,9 @@ class _Paths:
         self.effects: Sequence[FaultEffect] = ()
         self.outage_fault = ""
         """The fault of the outage that is being attributed."""
-        self.awaited: Callable[[str], frozenset[str]] = lambda _: frozenset()
-        """The TaskManagers for which the job waits in that outage, or would wait without the waits for an option."""
+        self.lost: dict[str, int] = {}
+        self.awaited: Callable[[str], dict[str, int]] = lambda _: {}
+        """The TaskManagers that outage lacks, and those for which the job waits in it, or would wait without the waits for an option."""
         self.felt = waits
         """The waits without those in which TaskManagers that the job did not use in that outage were paused or waited for the JobManager."""
         self.hits: Sequence[Hit] = ()
@@ -200,9 +203,10 @@ class _Paths:
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
         self.outage_fault = "" if outage.fault is None else outage.fault.fault
-        lost = lost_in(self.effects, self.waits, outage.effect, outage.end)
-        self.awaited = cache(partial(awaited_by, self.entry, lost, self.waits, (outage.effect, outage.end)))
-        used = self.awaited("") | used_in(self.trial, outage.effect, outage.end)
+        span = outage.effect, outage.end
+        self.lost = lost_in(self.effects, self.waits, *span)
+        self.awaited = cache(partial(awaited_by, self.entry, self.lost, self.waits, span))
+        used = self.awaited("").keys() | used_in(self.trial, *span)
         self.felt = [w for w in self.waits if (name := stalled_taskmanager(w)) is None or name in used]
         shape, faults = job_shape(self.entry), _faults_of(outage)
         self.hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
@@ -236,30 +240,28 @@ class _Paths:
         prolonged."""
         if outage.fault is None or outage.end > outage.effect:
             return margins(self.waits, outage.effect, outage.end)
-        until = self.spans.end if outage.fault.ended_ns is None else outage.fault.ended_ns
+        until = outage.fault.ended_ns or self.spans.end
         return margins((w for w in self.waits if w.start_ns < until), outage.effect, self.spans.end)
 
     def _ended(self, outage: Outage, reason: str) -> str:
-        """Return the state in which the job ended during the outage. Empty if it went on. A busy JobManager records late
-        that the job failed."""
+        """Return the state in which the job ended during the outage. A busy JobManager records it late. Empty if the job went on."""
         until = INT64_MAX if reason == JOB_FAILED else min(outage.end + EPSILON_NS, self.spans.end)
         states = [e for e in events(self.trial, "job.state") if e["t_ns"] <= until]
         last = data(states[-1]).get("to") if states else ""
         return str(last) if last in TERMINAL_JOB_STATES else ""
 
     def _rounds(self, outage: Outage) -> tuple[Round, ...]:
-        """Return the rounds. They are computed from the last to the first, because the wait with which the path of a round begins may have
-        begun in the round before."""
+        """Return the rounds, computed from the last to the first: the path of a round may begin with a wait from the round before."""
         found: list[Round] = []
         lasting: Wait | None = None
         for number, span in reversed(list(enumerate(outage.rounds, start=1))):
             lasting = lasting or unnoticed_loss(self.waits, span.cause, span.failure)
             found.insert(0, self._round(outage, number, span, lasting))
             lasting = lasting_wait(self.waits, found[0].segments, span.cause)
-        needless = [r.cause is not None and r.cause.kind == "slot" for r in outage.rounds]
         known = self.waits, self.effects
         shared = with_delays_avoided(without_outrun(found, *known), self.effects)
-        shared = with_time_before_kills(share_slack(shared, needless), self.waits)
+        needless = needless_restarts([r.cause for r in outage.rounds], self.waits)
+        shared = tuple(after_cut_delay(r, self.waits) for r in share_slack(shared, needless))
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         if len(_faults_of(outage)) > 1:
@@ -282,21 +284,19 @@ class _Paths:
         stepped += failing
         if span.cause is None and not outage.first and outage.running is None and span.failure is None:
             stepped = []  # a fault without a failover deploys nothing
-        if self.busy:
-            stepped = [replace(s, cause=self.busy.get(s.kind, s.cause)) for s in stepped]
+        stepped = [replace(s, cause=self.busy.get(s.kind, s.cause)) for s in stepped]
         begun = outage.joined if number == 1 and outage.joined is not None else span.start
         if span.cause is not None and begun < span.cause.t_ns:
             stepped = [*detection(span.cause, begun), *stepped]
             if span.cause.kind == "checkpoint":
                 stepped += next_checkpoints(self.trial, self.entry, begun, span.cause.t_ns)
-        waits, last = self._last(outage, span, stepped, end)
-        last = last if lasting is None else lasting
+        waits, ended = self._last(outage, span, stepped, end)
+        last = lasting or ended
         unanswered = self.busy.get("jobmanager", "")
         if lasting is None and unanswered and span.failure is not None and span.failure.report_expired:
             after = replace(last, start_ns=last.end_ns, end_ns=end, outcome=Outcome.COMPLETED)
             unheard = replace(after, cause=unanswered, fault="", detail="")
             stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
-        terminal = span.failure is not None and span.failure.terminal
         segments = attribute(
             waits,
             stepped,
@@ -304,10 +304,11 @@ class _Paths:
             end=end,
             last=last,
             detected=since,
-            terminal=terminal,
+            terminal=span.failure is not None and span.failure.terminal,
             awaited=self.awaited,
             known=span.cause is not None,
             lasts=lasting is not None,
+            ran=partial(ran_before, self.hits, self.awaited),
         )
         if begun > span.start and segments:
             earlier = [fault for fault in outage.earlier if fault.begun_ns < begun]
@@ -341,7 +342,7 @@ class _Paths:
             since = span.start if span.cause is None else span.cause.t_ns
             return waits, self._failing(span.failure, since, end) or _nothing("failure-report", end)
         if not self.fenced:
-            waits += dead_slots(self.waits, span.cause, end)
+            waits += dead_slots(self.waits, span.cause, end, self.lost)
         if span.running is None and outage.rounds[0].cause is None and not outage.first:
             return self._survived(outage, waits, end)
         if span.running is None:
@@ -473,8 +474,7 @@ class _Paths:
         return self.delays.get(fault.fault, 0) if fault.on_exchange else 0
 
     def _holding(self, running: int, end: int) -> FaultEffect | None:
-        """Return the fault on the exchange that was still active after the restart, if the catch-up ended because the fault ended. The last
-        records that it delayed arrive later by its delay."""
+        """Return the fault on the exchange whose end ended the catch-up. The last records that it delayed arrive later by its delay."""
         found = [(f.ended_ns, f) for f in self.effects if f.on_exchange and f.ended_ns]
         held = [
             (at, f)

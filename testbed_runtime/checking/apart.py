@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.checking.common import JobShape, data, events
-from testbed_runtime.checking.criticalpath import NEAR_NS, is_awaited, taskmanager_of
+from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS, is_awaited, taskmanager_of
 from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
@@ -24,7 +25,7 @@ from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.trial.manifest import TrialEntry
 from testbed_runtime.core.values import NS
-from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, RM_NAME, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
@@ -44,6 +45,7 @@ _AFTER_A_DELAY = frozenset(
     }
 )
 """The steps of a restart, however long the job had waited before."""
+_SILENT = ("heartbeat", "fencing", "jobmanager")
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
@@ -101,6 +103,28 @@ def downtime_s(trial: Trial, hits: Iterable[Hit], sinks: Collection[str], outage
     return (min(back, outage.end) - outage.effect) / NS
 
 
+def ran_before(
+    hits: Sequence[Hit], awaited: Callable[[str], Mapping[str, int]], wait: Wait, other: Wait
+) -> int:
+    """Return how long the job could have run without `wait`, before a fault began `other` or the TaskManager that `other` is for was lost, in
+    nanoseconds. 0 if that was not later, or if `wait` is for a process that this fault stopped."""
+    ends = {
+        JOBMANAGER if n in (JOBMASTER_NAME, RM_NAME) else logical_name(n) for n in (other.who, other.what)
+    }
+    lost_ns = awaited(wait.option).get(taskmanager_of(other), 0) if is_awaited(other, None) else 0
+    gone = (h.fault.begun_ns for h in hits if JOBMANAGER in targets_of(h.fault))
+    lost_ns = max((ns for ns in gone if ns <= lost_ns), default=lost_ns)  # every TaskManager registers again
+    found = wait.start_ns if lost_ns <= wait.start_ns + TIE_NS else lost_ns
+    for fault in (h.fault for h in hits):
+        names, begun = _names(fault), fault.begun_ns
+        # the wait for a process that stopped begins with its last message
+        silenced = other.kind in _SILENT and begun < other.end_ns and not names.isdisjoint(ends)
+        during = wait.start_ns + TIE_NS < begun < wait.end_ns and logical_name(wait.what) not in names
+        if during and (silenced or begun <= other.start_ns + EPSILON_NS):
+            found = max(found, begun)
+    return found - wait.start_ns
+
+
 def _names(fault: FaultEffect) -> set[str]:
     """Return the processes that a fault hit, or the ends of its links."""
     return {name for target in targets_of(fault) for name in split_link(target)} - {"", ANYBODY}
@@ -127,7 +151,8 @@ def until_each_has_recovered(
     awaited: Callable[[str], Collection[str]],
 ) -> tuple[Round, ...]:
     """Return the rounds with the savings of each option limited. Without the waits of that option, the job
-    would still have to recover from each fault on its own, and the time for that cannot be saved. `causes`:
+    would still have to recover from each fault on its own, and the time for that cannot be saved. How much a shorter heartbeat timeout saves
+    is not known if the job waited for a paused process: it may end that wait too. `causes`:
     the failures of the rounds. `effects`: every fault, also those that only delay steps. `awaited`: for an option, the TaskManagers that the job would wait for without its waits."""
     if not hits:
         return tuple(rounds)
@@ -138,7 +163,12 @@ def until_each_has_recovered(
     alone = _Alone(rounds, shown, waits, awaited, effects)
     segments = [s for r in rounds for s in r.segments]
     lasted = sum(s.end_ns - s.start_ns for s in segments if not _works(s))
-    for option in dict.fromkeys(s.option for s in segments if s.option):
+    shorter = {s.option for s in segments} - {""}
+    paused = {h.fault.fault for h in hits if h.fault.kind == PAUSE}
+    if any(s.kind == "stalled" and s.fault in paused for s in segments):
+        segments = [replace(s, slack_ns=-1, next="") if s.option == _HEARTBEAT else s for s in segments]
+        shorter -= {_HEARTBEAT}
+    for option in sorted(shorter):
         remaining, last = alone.remaining(hits, option)
         left = max(0, lasted - remaining)
         for number, own in reversed(list(enumerate(segments))):
@@ -304,8 +334,8 @@ def stalled_taskmanager(wait: Wait) -> str | None:
 
 def awaited_by(
     entry: TrialEntry, lost: Mapping[str, int], waits: Iterable[Wait], span: tuple[int, int], option: str = ""
-) -> frozenset[str]:
-    """Return the TaskManagers for which the job waited in the span of an outage: the first that came, until it had its slots again. It had lost those in
+) -> dict[str, int]:
+    """Return, with the time when it was lost, each of the TaskManagers for which the job waited in the span of an outage: the first that came, until it had its slots again. It had lost those in
     `lost`, and those that registered once more. One that was lost later was still there when another one came. With an `option`, return those
     for which it would have waited if no TaskManager had waited for that option."""
     returned, gone, sooner = dict[str, int](), dict(lost), set[str]()
@@ -320,4 +350,4 @@ def awaited_by(
     ordered = sorted(returned, key=lambda name: (name not in sooner, returned[name], name))
     missing = (sum(since < returned[name] for since in gone.values()) for name in ordered)
     pairs = enumerate(zip(ordered, missing, strict=True))
-    return frozenset(name for at, (name, lacks) in pairs if at < missing_taskmanagers(entry, lacks))
+    return {name: gone[name] for at, (name, lacks) in pairs if at < missing_taskmanagers(entry, lacks)}

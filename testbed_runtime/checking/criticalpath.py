@@ -14,12 +14,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.pieces import Piece, is_of_option, merged, owner_text, segment
+from testbed_runtime.checking.pieces import (
+    MUST_SUCCEED,
+    Piece,
+    caused,
+    is_of_option,
+    merged,
+    owner_text,
+    segment,
+)
 from testbed_runtime.checking.unrecorded import is_slot_request
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.judgement.recovery import Segment
@@ -43,6 +51,8 @@ NEAR_NS = 250_000_000
 TRIED = 10
 """Number of other waits that are tried as the next limit when an option is lowered. Each takes a walk of its own."""
 
+Awaited = Callable[[str], Collection[str]]
+Ran = Callable[[Wait, Wait], int]
 _ANYWHERE = ("jobmanager", "leadership", "stalled")
 """Kinds of waits that delay every step."""
 _STARTING = ("start", *reversed(POD_STEPS), "replacement")
@@ -67,11 +77,6 @@ _HELD_BY = {
 before they have ended."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
 """Kinds of waits that can be delayed at any time. A sink that receives from one producer still waits for the partition of another."""
-_NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
-_MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
-"""The next step needs the success of these waits, so it cannot follow one that expired."""
-_MUST_FAIL = frozenset({"heartbeat", "lease", "checkpoint"})
-"""Kinds of waits that cause something only when they fail."""
 _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "checkpoint"})
 """Kinds of waits that end with a failure. They explain nothing after it."""
 _LOSS = ("heartbeat", "fencing")
@@ -92,7 +97,7 @@ _BESIDE = frozenset({
 _OF_SLOTS = frozenset({*_STARTING, "registration"})
 """The steps of a TaskManager until it is registered."""
 _BEFORE_SLOTS = frozenset({"cancellation", "fencing", "restart-delay"})
-_AFTER_SLOTS = _MUST_SUCCEED - {"slot"}
+_AFTER_SLOTS = MUST_SUCCEED - {"slot"}
 
 
 @cache
@@ -117,15 +122,17 @@ def attribute(
     last: Wait,
     detected: int,
     terminal: bool = False,
-    awaited: Callable[[str], Collection[str]] | None = None,
+    awaited: Awaited | None = None,
     known: bool = False,
     lasts: bool = False,
+    ran: Ran = lambda *_: 0,
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span; the walk begins with it.
     `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
     the span ended. `awaited`: for an option, the TaskManagers that the job would need in addition to those that it still has if no
     wait for that option took time; None: all that come. `known`: a failure began the span, so a stall after `detected` is not part of a
-    detection. `lasts`: `last` continues after the span, and the path of the next span begins with it."""
+    detection. `lasts`: `last` continues after the span, and the path of the next span begins with it. `ran`: how long the job could have run without
+    the first wait before a fault began the second one."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
@@ -133,7 +140,8 @@ def attribute(
     walk.from_end(end, last, lasts=lasts)
     pieces = merged(reversed(walk.pieces))
     since = detected - EPSILON_NS
-    return tuple(segment(p, walk.slack(p.wait, awaited), known=known and p.start >= since) for p in pieces)
+    slack = partial(walk.slack, awaited=awaited, ran=ran)
+    return tuple(segment(p, slack(p.wait), known=known and p.start >= since) for p in pieces)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -279,7 +287,7 @@ class _Walk:
             if w.end_ns > since
             and w.kind in kinds
             and w.kind != wait.kind
-            and _caused(w)
+            and caused(w)
             and _concerns(w, wait)
             and (not delayed or self._possible(w))
             and (
@@ -298,15 +306,13 @@ class _Walk:
         """Return what this wait waited for when an event interrupted it, if that is known."""
         kinds = frozenset(_HELD_BY.get(wait.kind, ())) - _NOT_INTERRUPTED - {"fencing"}
         kinds -= _OF_SLOTS if wait.kind == "cancellation" else frozenset()
-        coming = [w for w in self.waits if w.kind in kinds and w.start_ns < self.at < w.end_ns and _caused(w)]
+        coming = [w for w in self.waits if w.kind in kinds and w.start_ns < self.at < w.end_ns and caused(w)]
         return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
-    def slack(
-        self, wait: Wait | None, awaited: Callable[[str], Collection[str]] | None
-    ) -> tuple[int, Wait] | None:
+    def slack(self, wait: Wait | None, awaited: Awaited | None, ran: Ran) -> tuple[int, Wait] | None:
         """Return by how much this wait, which its option ended, could be shortened before another wait takes over, and that other wait. None
         if no other wait would. Such a wait was in progress at the same time, does not depend on this wait or its option, and a later step of the
-        path needed it too. `awaited`: as in `attribute`."""
+        path needed it too. If it began with a fault during this wait, the time before that fault is saved too. `awaited` and `ran`: as in `attribute`."""
         if wait is None or not is_of_option(wait):
             return None
         needed = None if awaited is None else awaited(wait.option)
@@ -315,15 +321,15 @@ class _Walk:
             for w in self.waits:
                 if (
                     w.kind in kinds
-                    and (w.kind in _BESIDE or is_awaited(w, needed))
+                    and (_is_beside(w) or is_awaited(w, needed))
                     and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
                     and w.start_ns < min(wait.end_ns - TIE_NS, self.end - EPSILON_NS)
                     and w.option != wait.option
                     and id(w) not in self._taken
-                    and _caused(w)
+                    and caused(w)
                     and not _follows(w, wait)
                 ):
-                    slack = max(0, at - w.end_ns)
+                    slack = max(0, at - w.end_ns) + ran(wait, w)
                     known = found.get((w.kind, w.end_ns))
                     found[w.kind, w.end_ns] = min(known or (slack, w), (slack, w), key=_first_and_name)
         best: tuple[int, Wait] | None = None
@@ -384,10 +390,9 @@ class _Walk:
         return min(self._losses(wait), key=lambda w: (lateness_ns(w), w.wait), default=wait)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
-        """Return the wait for a TaskManager that came, possibly again, when the slot requests expired, or later. The time belongs to that
-        wait: with a longer timeout, the job would have waited for the TaskManager anyway. A busy ResourceManager counts if it did not answer
-        for half of the time."""
-        coming = [w for w in self.waits if w.start_ns < slots.end_ns <= w.end_ns + EPSILON_NS and _caused(w)]
+        """Return the wait for a TaskManager that came, possibly again, when the slot requests expired, or later. With a longer timeout, the job
+        would have waited for it anyway. A busy ResourceManager counts if it did not answer for half of the time."""
+        coming = [w for w in self.waits if w.start_ns < slots.end_ns <= w.end_ns + EPSILON_NS and caused(w)]
         half = slots.start_ns + (slots.end_ns - slots.start_ns) // 2
         busy = [w for w in coming if (w.kind, w.what) == ("jobmanager", RM_NAME) and w.start_ns <= half]
         own = [w for w in coming if w.kind in ("replacement", "start")]
@@ -396,8 +401,8 @@ class _Walk:
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
-        """Return the pause of the process that waited for heartbeats, if the pause made the wait longer than its option: missing heartbeats do
-        not count during it. A pause from a fault's own record is preferred to the one that the process recorded."""
+        """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: none counts as missing in it.
+        A pause from a fault's own record is preferred to the one that the process recorded."""
         if (late_ns := lateness_ns(self._judged(wait))) == 0:
             return None
         process = _process(wait)
@@ -416,7 +421,7 @@ class _Walk:
             return None
         since = wait.end_ns - late_ns
         asked = [w for w in self.waits if w.kind == "jobmanager" and w.what == judged.who]
-        asked = [w for w in asked if _caused(w) or w.outcome is Outcome.CANCELLED]
+        asked = [w for w in asked if caused(w) or w.outcome is Outcome.CANCELLED]
         asked = [w for w in asked if 2 * (min(w.end_ns, wait.end_ns) - max(w.start_ns, since)) > late_ns]
         return max(asked, key=lambda w: (bool(w.fault), w.end_ns - w.start_ns, w.wait), default=None)
 
@@ -474,7 +479,7 @@ class _Walk:
     def _possible(self, wait: Wait) -> bool:
         """Whether the current point can follow from the end of this wait."""
         known = wait.kind not in _DETECTION or wait.end_ns <= self.detected + EPSILON_NS
-        return known and wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at and _caused(wait)
+        return known and wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at and caused(wait)
 
     def _fill(self, until: int) -> None:
         """Give the gap between `until` and the current point to the innermost step that covers it, or to the recorded wait of
@@ -493,7 +498,7 @@ class _Walk:
         kinds = (step.kind, "completion") if step.kind == "slot" and not step.wait else (step.kind,)
         found = [w for w in self.waits if w.kind in kinds and w.start_ns <= start and w.end_ns >= end]
         found = [w for w in found if w.kind != "completion" or w.end_ns <= end + EPSILON_NS]
-        return max((w for w in found if _caused(w)), key=lambda w: (w.start_ns, -w.end_ns), default=step)
+        return max((w for w in found if caused(w)), key=lambda w: (w.start_ns, -w.end_ns), default=step)
 
     def _add(self, until: int, wait: Wait) -> bool:
         if until >= self.at:
@@ -513,6 +518,11 @@ def _starts_again(start: Wait, stopped: Wait) -> bool:
 
 def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
     return pair[0], pair[1].wait
+
+
+def _is_beside(wait: Wait) -> bool:
+    """Whether this is a step that a restart needs. It needs none of a TaskManager that gives the JobManager up and registers again."""
+    return wait.kind in _BESIDE and (wait.kind, wait.outcome) != ("jobmanager", Outcome.EXPIRED)
 
 
 def is_awaited(wait: Wait, awaited: Collection[str] | None) -> bool:
@@ -550,7 +560,7 @@ def _is_part(holder: Wait, wait: Wait) -> bool:
     if wait.kind == holder.kind == "cancellation":  # the task that hung
         return holder.outcome is Outcome.EXPIRED and wait.start_ns <= holder.start_ns
     if wait.kind == "slot" and not is_slot_request(wait):  # only a TaskManager that offers a slot registers
-        asked = (holder.kind, holder.what) == ("registration", JOBMASTER_NAME) and _caused(holder)
+        asked = (holder.kind, holder.what) == ("registration", JOBMASTER_NAME) and caused(holder)
         return asked or (is_slot_request(holder) and wait.start_ns - EPSILON_NS <= holder.start_ns)
     return wait.kind == "iteration" and holder.kind in ("stalled", "fault") and holder.who == EVERYTHING
 
@@ -558,15 +568,6 @@ def _is_part(holder: Wait, wait: Wait) -> bool:
 def _registers_producer(holder: Wait, wait: Wait) -> bool:
     """Whether the holder is the registration of the partition that this wait was for."""
     return wait.kind == holder.kind == "partition" and (holder.who, holder.what) == (wait.what, OWN_PARTITION)
-
-
-def _caused(wait: Wait) -> bool:
-    """Whether another step can follow from the end of this wait."""
-    if wait.kind in _MUST_FAIL:
-        return wait.outcome in (Outcome.EXPIRED, Outcome.FAILED)
-    if wait.kind in _MUST_SUCCEED:
-        return wait.outcome in (Outcome.COMPLETED, Outcome.FIRED)
-    return wait.outcome not in _NOT_PROGRESS or wait.kind in ("connection", "failure-report")
 
 
 def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:

@@ -3,21 +3,26 @@ them too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS, lateness_ns
+from testbed_runtime.checking.criticalpath import (
+    EPSILON_NS,
+    NEAR_NS,
+    TIE_NS,
+    lateness_ns,
+    taskmanager_of,
+)
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
-from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait, ended_by
+from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait, ended_by
 from testbed_runtime.history.waits import INT64_MAX
 
 _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
@@ -26,6 +31,8 @@ _OF_A_LOSS = ("replacement", "heartbeat")
 """Kinds of waits that begin with the fault that ended or silenced a process."""
 _ONLY_DELAYING = ("network", "frames", "rpc", "registration", "store")
 """The groups of faults that stop no process."""
+_UNREACHABLE = "RecipientUnreachableException"
+"""The failure of a deployment to a TaskManager that is dead."""
 Change = Callable[[Segment], Segment]
 PAUSE = "process.pause"
 HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
@@ -76,10 +83,12 @@ def unnoticed_loss(waits: Iterable[Wait], cause: Cause | None, failure: Cause | 
     return min(found, key=lambda w: w.end_ns, default=None)
 
 
-def dead_slots(waits: Iterable[Wait], cause: Cause | None, end: int) -> list[Wait]:
+def dead_slots(waits: Iterable[Wait], cause: Cause | None, end: int, lost: Collection[str]) -> list[Wait]:
     """Return the waits of a successful round until the slots of the lost TaskManager were removed, if the
-    loss was noticed during the round. An earlier restart would have used these slots again."""
-    found = [] if cause is None else _losses_after(waits, cause)
+    loss was noticed during the round. An earlier restart would have used these slots again, in vain if the
+    TaskManager is one of those that are `lost`."""
+    gone = cause is not None and logical_name(cause.taskmanager) in lost
+    found = _losses_after(waits, cause) if cause is not None and gone else []
     return [replace(w, kind="fencing", wait=f"{w.wait}-fencing") for w in found if w.end_ns <= end]
 
 
@@ -141,8 +150,8 @@ def continues(before: Segment, after: Segment) -> bool:
 
 def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Round, ...]:
     """Return the rounds with one slack for all parts of a wait that lasts over several rounds: the parts can
-    only be shortened together. `needless`: whether a round began only because that wait lasted too long, for
-    example because slot requests expired meanwhile. The limits in such a round are ignored."""
+    only be shortened together. `needless`: whether a round began only because that wait lasted too long
+    (`needless_restarts`). The limits in such a round are ignored."""
     found = list(rounds)
     last = len(found) - 1
     while last > 0:
@@ -159,21 +168,46 @@ def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Roun
     for number in range(1, len(found)):
         if needless[number] and found[number].segments:
             _add_rest(found, number)
+            unlimited = (
+                replace(s, slack_ns=-1, next="") if s.kind == "fencing" else s for s in found[number].segments
+            )
+            found[number] = replace(found[number], segments=tuple(unlimited))
     return tuple(found)
+
+
+def needless_restarts(causes: Sequence[Cause | None], waits: Iterable[Wait]) -> list[bool]:
+    """Return, for the cause of each round, whether that round began only because something came too late: slot requests expired, or tasks were
+    deployed to a TaskManager that was dead. Its loss may also be noticed only after that deployment, if it is being replaced since before."""
+    replaced = grouped((taskmanager_of(w), w) for w in waits if w.kind == "replacement")
+
+    def needless(before: Cause | None, cause: Cause | None) -> bool:
+        if cause is None or cause.kind == "slot" or before is None:
+            return cause is not None and cause.kind == "slot"
+        own = replaced.get(logical_name(cause.taskmanager), ())
+        gone = any(w.start_ns <= before.t_ns + TIE_NS < w.end_ns for w in own)
+        return gone or cause.cause_class.endswith(_UNREACHABLE)
+
+    return [needless(before, cause) for before, cause in pairwise((None, *causes))]
 
 
 def _add_rest(rounds: list[Round], needless: int) -> None:
     """Add the rest of the delay of a needless restart to the slack of a wait that ended in this delay: with a shorter wait, there is no such
-    restart."""
+    restart. The whole delay counts if that wait ended when the delay began."""
     delay, number = rounds[needless].segments[0], needless - 1
-    left = max(0, delay.slack_ns)
-    while left > 0 and rounds[number].segments and rounds[number].segments[-1].text == delay.next:
-        *before, own = rounds[number].segments
-        if own.slack_ns >= 0:
+    left, text = max(0, delay.slack_ns), delay.next
+    ended = [s for s in rounds[number].segments if s.end_ns - s.start_ns > TIE_NS][-1:]
+    if delay.slack_ns < 0 and delay.kind == "restart-delay" and ended and ended[0].kind == "replacement":
+        left, text = delay.end_ns - delay.start_ns, ended[0].text
+    while left > 0:
+        segments = list(rounds[number].segments)
+        at = max((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > TIE_NS), default=-1)
+        if at < 0 or segments[at].text != text:
+            break
+        if (own := segments[at]).slack_ns >= 0:
             added = max(0, min(left, own.end_ns - own.start_ns - own.slack_ns))
-            own, left = replace(own, slack_ns=own.slack_ns + added), left - added
-        rounds[number] = replace(rounds[number], segments=(*before, own))
-        if before or number == 0:
+            segments[at], left = replace(own, slack_ns=own.slack_ns + added), left - added
+        rounds[number] = replace(rounds[number], segments=tuple(segments))
+        if at > 0 or number == 0:
             break
         number -= 1
 
@@ -232,27 +266,7 @@ def savable_ns(own: Segment) -> int:
     return own.slack_ns if own.slack_ns >= 0 else own.end_ns - own.start_ns
 
 
-def with_time_before_kills(rounds: Sequence[Round], waits: Sequence[Wait]) -> tuple[Round, ...]:
-    """Return the rounds with a larger slack for waits in which the JobManager was killed. With a wait that had ended
-    before that, the job would have run until the kill. Then it waits for the JobManager's return, or for the
-    TaskManagers to give it up."""
-    stopped = [w for w in waits if (w.kind, w.who) == ("jobmanager", EVERYTHING)]
-    missed = [w for w in waits if w.kind == "jobmanager" or w.what in (JOBMASTER_NAME, RM_NAME)]
-
-    def lacks(following: str, gone: Wait) -> bool:
-        limits = (f"{w.option} = {w.value}" for w in missed if w.start_ns <= gone.start_ns < w.end_ns)
-        return following == gone.cause or following in limits
-
-    def until_killed(own: Segment) -> Segment:
-        later = (w for w in stopped if w.start_ns > own.start_ns + EPSILON_NS)
-        begun = (w.start_ns for w in later if lacks(own.next, w))
-        until_ns = min(next(begun, own.start_ns), own.end_ns)
-        return replace(own, slack_ns=own.slack_ns + until_ns - own.start_ns)
-
-    return tuple(map(partial(_after_cut_delay, waits=waits), each_segment(rounds, until_killed)))
-
-
-def _after_cut_delay(own: Round, waits: Sequence[Wait]) -> Round:
+def after_cut_delay(own: Round, waits: Sequence[Wait]) -> Round:
     """Return the round with smaller savings for the waits before a restart delay that the end of the JobManager cut off: what they save
     is first added to that delay."""
     segments = list(own.segments)

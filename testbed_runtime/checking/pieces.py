@@ -10,6 +10,12 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 
+_NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
+MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
+"""The next step needs the success of these waits, so it cannot follow one that expired."""
+_MUST_FAIL = frozenset({"heartbeat", "lease", "checkpoint"})
+"""Kinds of waits that cause something only when they fail."""
+
 
 class Piece(Struct, frozen=True):
     """A span of the path, and the wait that owns it."""
@@ -84,3 +90,12 @@ def owner_text(wait: Wait) -> str:
     if is_of_option(wait):
         return f"{wait.option} = {wait.value}" if wait.value else wait.option
     return wait.cause or KINDS[wait.kind].doc
+
+
+def caused(wait: Wait) -> bool:
+    """Whether another step can follow from the end of this wait."""
+    if wait.kind in _MUST_FAIL:
+        return wait.outcome in (Outcome.EXPIRED, Outcome.FAILED)
+    if wait.kind in MUST_SUCCEED:
+        return wait.outcome in (Outcome.COMPLETED, Outcome.FIRED)
+    return wait.outcome not in _NOT_PROGRESS or wait.kind in ("connection", "failure-report")

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.checking.lasting import (
+    after_cut_delay,
     capped,
     continues,
     dead_slots,
@@ -20,7 +21,6 @@ from testbed_runtime.checking.lasting import (
     unnoticed_loss,
     until_faults_end,
     with_delays_avoided,
-    with_time_before_kills,
     without_outrun,
 )
 from testbed_runtime.checking.prices import prices
@@ -145,7 +145,8 @@ def test_slots_of_a_dead_taskmanager_are_there_until_its_loss_is_noticed(
     loss = replace(waited("heartbeat", 1, 8, what="tm-0-1", outcome=Outcome.EXPIRED), **more)
     began = None if cause is None else Cause(3 * NS, "", "", "Task", cause)
     expected = [replace(loss, kind="fencing", wait=f"{loss.wait}-fencing")] if found else []
-    assert dead_slots([loss], began, round(end * NS)) == expected
+    assert dead_slots([loss], began, round(end * NS), ["tm-0", "tm-1"]) == expected
+    assert dead_slots([loss], began, round(end * NS), ["tm-1"]) == [], "it runs, with muted heartbeats"
 
 
 @pytest.mark.parametrize(
@@ -428,39 +429,6 @@ def test_a_pause_of_the_jobmanager_that_begins_after_a_wait_does_not_limit_it(
 
 
 @pytest.mark.parametrize(
-    ("gone", "following", "missed", "saved"),
-    [
-        (3, "its return", {}, 2.5),
-        (9, "its return", {}, 3.5),  # all of the wait
-        (1.005, "its return", {}, 0.5),  # it began when the JobManager was gone
-        (1.006, "its return", {}, 0.506),
-        (3, "the return of another", {}, 0.5),
-        (3, "o = 2", {}, 2.5),
-        (3, "o = 2", {"start_ns": 3 * NS}, 2.5),
-        (3, "o = 2", {"start_ns": 3 * NS + 1}, 0.5),  # it was not in progress yet
-        (3, "o = 2", {"end_ns": 3 * NS}, 0.5),
-        (3, "o = 2", {"value": "3"}, 0.5),
-        (3, "o = 2", {"kind": "heartbeat", "what": "JobMaster"}, 2.5),
-        (3, "o = 2", {"kind": "heartbeat", "what": "ResourceManager"}, 2.5),
-        (3, "o = 2", {"kind": "heartbeat", "what": "tm-0-1"}, 0.5),
-    ],
-)
-def test_a_wait_that_ends_before_the_jobmanager_is_killed_saves_the_time_until_then(
-    gone: float, following: str, missed: dict[str, Any], saved: float
-):
-    """The wait is from 1 to 4 s, and half a second of it can be saved before the job waits for something else: for the JobManager, or for the
-    TaskManagers to give it up."""
-    own = part(1, 4, "heartbeat", slack_ns=NS // 2, next=following)
-    back = waited("jobmanager", gone, 12, who=EVERYTHING, what="jobmanager", cause="its return")
-    missing = replace(waited("jobmanager", 2, 9, what="JobMaster", option="o", value="2"), **missed)
-    ((found,),) = (r.segments for r in with_time_before_kills([round_of(own)], [missing, back]))
-    assert found.slack_ns == round(saved * NS)
-    alone = replace(back, who="tm-0-1")
-    ((found,),) = (r.segments for r in with_time_before_kills([round_of(own)], [alone]))
-    assert found == own, "one TaskManager waits for the JobManager, but it runs"
-
-
-@pytest.mark.parametrize(
     ("budget", "more", "saved"),
     [
         (3, {}, 3),  # 2 s of the delay were left
@@ -484,7 +452,7 @@ def test_what_is_saved_before_a_delay_that_the_jobmanager_cut_off_is_first_added
     delay = replace(part(5, 6, "restart-delay", option=""), **more.get("delay", {}))
     last = replace(part(6, 9, "jobmanager", text="its return", option=""), **more.get("last", {}))
     cut = replace(waited("restart-delay", 5, 6, budget_ns=budget * NS), **more.get("wait", {}))
-    (found,) = with_time_before_kills([round_of(first, delay, last)], [cut])
+    found = after_cut_delay(round_of(first, delay, last), [cut])
     slack = found.segments[0].slack_ns
     assert (slack / NS if slack >= 0 else -1, found.segments[0].next) == (saved, "its return" if saved >= 0 else "")  # fmt: skip
     assert found.segments[1:] == (delay, last)

@@ -90,6 +90,9 @@ DELAY: dict[str, Any] = {"option": "restart-strategy.fixed-delay.delay", "value"
         (wait("registration", 1, 3.5), None),
         # the same option makes both of them shorter
         (wait("cancellation", 0, 2, Outcome.EXPIRED, **DELAY), None),
+        # a TaskManager that gives the JobManager up registers again, while the others are deployed to
+        (wait("jobmanager", -2, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="4 s"), None),
+        (wait("jobmanager", -2, 2), (1, KINDS["jobmanager"].doc)),
         # nothing follows from it
         (wait("registration", 1, 1.1, Outcome.FAILED), None),
         (wait("alignment", 1, 2), None),
