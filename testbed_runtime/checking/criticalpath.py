@@ -310,9 +310,9 @@ class _Walk:
         return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
     def slack(self, wait: Wait | None, awaited: Awaited | None, ran: Ran) -> tuple[int, Wait] | None:
-        """Return by how much this wait, which its option ended, could be shortened before another wait takes over, and that other wait. None
-        if no other wait would. Such a wait was in progress at the same time, does not depend on this wait or its option, and a later step of the
-        path needed it too. If it began with a fault during this wait, the time before that fault is saved too. `awaited` and `ran`: as in `attribute`."""
+        """Return by how much this wait, which its option ended, could be shortened before another wait takes over, and that wait, or None. It was
+        in progress at the same time, does not depend on this wait or its option, and a later step of the path needed it too. If a fault began it
+        during this wait, the time before that fault is saved too. `awaited` and `ran`: as in `attribute`."""
         if wait is None or not is_of_option(wait):
             return None
         needed = None if awaited is None else awaited(wait.option)
@@ -494,11 +494,12 @@ class _Walk:
 
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
         """Return the innermost recorded wait of the step's kind that covers the span, otherwise the step. For slots, a completion counts too:
-        the JobMaster requests slots only when the store has completed the checkpoint that it restores."""
-        kinds = (step.kind, "completion") if step.kind == "slot" and not step.wait else (step.kind,)
-        found = [w for w in self.waits if w.kind in kinds and w.start_ns <= start and w.end_ns >= end]
-        found = [w for w in found if w.kind != "completion" or w.end_ns <= end + EPSILON_NS]
-        return max((w for w in found if caused(w)), key=lambda w: (w.start_ns, -w.end_ns), default=step)
+        the JobMaster requests slots only when the store has completed the checkpoint that it restores. So does a restart delay that was cut off."""
+        before = ("completion", "restart-delay") if step.kind == "slot" and not step.wait else ()
+        found = [w for w in self.waits if w.start_ns <= start and w.end_ns >= end]
+        found = [w for w in found if w.kind == "restart-delay" or caused(w)]
+        own = [w for w in found if w.kind == step.kind or (w.kind in before and w.end_ns <= end + EPSILON_NS)]
+        return max(own, key=lambda w: (w.start_ns, -w.end_ns), default=step)
 
     def _add(self, until: int, wait: Wait) -> bool:
         if until >= self.at:

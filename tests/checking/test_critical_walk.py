@@ -515,6 +515,14 @@ def test_the_jobmaster_asks_for_slots_when_the_store_has_completed_a_checkpoint(
     assert all(s.phase == "restore" for s in found if s.kind == "completion")
 
 
+@pytest.mark.parametrize(("until", "owner"), [(3, "restart-delay"), (3.1, "slot")])
+def test_a_restart_delay_that_a_lost_leadership_cut_off_is_no_allocation_of_slots(until: float, owner: str):
+    """The JobManager failed the job at 1 s and lost its leadership at 3 s, before the delay had ended."""
+    waits = [CLOSED, wait("restart-delay", 1, until, Outcome.CANCELLED), wait("leadership", 3, 4)]
+    found = segments(waits, 4, steps=(wait("slot", 1, 4, wait=""),), detected=1)
+    assert [(s.kind, s.seconds) for s in found[1:]] == [(owner, 2), ("leadership", 1)]
+
+
 @pytest.mark.parametrize(
     ("kind", "outcome", "option", "phase"),
     [
