@@ -308,7 +308,7 @@ class _Paths:
             awaited=self.awaited,
             known=span.cause is not None,
             lasts=lasting is not None,
-            ran=partial(ran_before, self.hits, self.awaited),
+            ran=partial(ran_before, self.hits, self.awaited, outage.effect),
         )
         if begun > span.start and segments:
             earlier = [fault for fault in outage.earlier if fault.begun_ns < begun]

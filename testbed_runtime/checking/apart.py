@@ -104,25 +104,26 @@ def downtime_s(trial: Trial, hits: Iterable[Hit], sinks: Collection[str], outage
 
 
 def ran_before(
-    hits: Sequence[Hit], awaited: Callable[[str], Mapping[str, int]], wait: Wait, other: Wait
+    hits: Sequence[Hit], awaited: Callable[[str], Mapping[str, int]], effect_ns: int, wait: Wait, other: Wait
 ) -> int:
     """Return how long the job could have run without `wait`, before a fault began `other` or the TaskManager that `other` is for was lost, in
-    nanoseconds. 0 if that was not later, or if `wait` is for a process that this fault stopped."""
+    nanoseconds. It ran until `effect_ns` anyway. 0 if that was not later, or if `wait` is for a process that this fault stopped."""
     ends = {
         JOBMANAGER if n in (JOBMASTER_NAME, RM_NAME) else logical_name(n) for n in (other.who, other.what)
     }
     lost_ns = awaited(wait.option).get(taskmanager_of(other), 0) if is_awaited(other, None) else 0
     gone = (h.fault.begun_ns for h in hits if JOBMANAGER in targets_of(h.fault))
     lost_ns = max((ns for ns in gone if ns <= lost_ns), default=lost_ns)  # every TaskManager registers again
-    found = wait.start_ns if lost_ns <= wait.start_ns + TIE_NS else lost_ns
+    since = max(wait.start_ns, effect_ns)
+    found = since if lost_ns <= since + TIE_NS else lost_ns
     for fault in (h.fault for h in hits):
         names, begun = _names(fault), fault.begun_ns
         # the wait for a process that stopped begins with its last message
         silenced = other.kind in _SILENT and begun < other.end_ns and not names.isdisjoint(ends)
-        during = wait.start_ns + TIE_NS < begun < wait.end_ns and logical_name(wait.what) not in names
+        during = since + TIE_NS < begun < wait.end_ns and logical_name(wait.what) not in names
         if during and (silenced or begun <= other.start_ns + EPSILON_NS):
             found = max(found, begun)
-    return found - wait.start_ns
+    return found - since
 
 
 def _names(fault: FaultEffect) -> set[str]:

@@ -26,16 +26,17 @@ from testbed_runtime.checking.pieces import (
     is_of_option,
     merged,
     owner_text,
+    registers_producer,
     segment,
 )
 from testbed_runtime.checking.unrecorded import is_slot_request
 from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.core.ids import is_task_manager
 from testbed_runtime.core.judgement.recovery import Segment
 from testbed_runtime.core.waits import (
     EVERYTHING,
     JOBMASTER_NAME,
     KINDS,
-    OWN_PARTITION,
     POD_STEPS,
     RM_NAME,
     Outcome,
@@ -276,7 +277,7 @@ class _Walk:
         # several requests can be under way at the same time
         parts = [w for w in untaken if (w.end_ns <= self.at or is_slot_request(w)) and _is_part(w, wait)]
         if delayed:  # by the producer's restore, for example, which comes after its registration
-            parts += [w for w in inside if _registers_producer(w, wait)]
+            parts += [w for w in inside if registers_producer(w, wait)]
         if (wait.outcome.belongs_to_option or wait.kind == "stalled") and not delayed:
             return _latest(parts, wait)
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
@@ -321,7 +322,7 @@ class _Walk:
             for w in self.waits:
                 if (
                     w.kind in kinds
-                    and (_is_beside(w) or is_awaited(w, needed))
+                    and (_is_beside(w, needed) or is_awaited(w, needed))
                     and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
                     and w.start_ns < min(wait.end_ns - TIE_NS, self.end - EPSILON_NS)
                     and w.option != wait.option
@@ -521,9 +522,11 @@ def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
     return pair[0], pair[1].wait
 
 
-def _is_beside(wait: Wait) -> bool:
-    """Whether this is a step that a restart needs. It needs none of a TaskManager that gives the JobManager up and registers again."""
-    return wait.kind in _BESIDE and (wait.kind, wait.outcome) != ("jobmanager", Outcome.EXPIRED)
+def _is_beside(wait: Wait, awaited: Collection[str] | None) -> bool:
+    """Whether this is a step that a restart needs. It needs none of a TaskManager that gives the JobManager up, or that it does not await."""
+    if wait.kind == "jobmanager" and is_task_manager(name := logical_name(wait.who)):
+        return wait.outcome is not Outcome.EXPIRED and (awaited is None or name in awaited)
+    return wait.kind in _BESIDE
 
 
 def is_awaited(wait: Wait, awaited: Collection[str] | None) -> bool:
@@ -564,11 +567,6 @@ def _is_part(holder: Wait, wait: Wait) -> bool:
         asked = (holder.kind, holder.what) == ("registration", JOBMASTER_NAME) and caused(holder)
         return asked or (is_slot_request(holder) and wait.start_ns - EPSILON_NS <= holder.start_ns)
     return wait.kind == "iteration" and holder.kind in ("stalled", "fault") and holder.who == EVERYTHING
-
-
-def _registers_producer(holder: Wait, wait: Wait) -> bool:
-    """Whether the holder is the registration of the partition that this wait was for."""
-    return wait.kind == holder.kind == "partition" and (holder.who, holder.what) == (wait.what, OWN_PARTITION)
 
 
 def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
-from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.core.waits import KINDS, OWN_PARTITION, Outcome, Wait
 
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
 MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
@@ -99,3 +99,8 @@ def caused(wait: Wait) -> bool:
     if wait.kind in MUST_SUCCEED:
         return wait.outcome in (Outcome.COMPLETED, Outcome.FIRED)
     return wait.outcome not in _NOT_PROGRESS or wait.kind in ("connection", "failure-report")
+
+
+def registers_producer(holder: Wait, wait: Wait) -> bool:
+    """Whether the holder is the registration of the partition that this wait was for."""
+    return wait.kind == holder.kind == "partition" and (holder.who, holder.what) == (wait.what, OWN_PARTITION)

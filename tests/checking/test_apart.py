@@ -573,9 +573,10 @@ def test_a_job_could_have_run_until_the_fault_that_began_another_wait(other: Wai
     pause = hit("pause", "process.pause", 6, 8, "tm-0")
     wait = waited("replacement", 0, 12, what="tm-1", option=REPLACED)
     lost_at = {"tm-3": 4 * NS, "tm-4": 0}
-    assert ran_before([pause], lambda _: lost_at, wait, other) == seconds * NS
+    assert ran_before([pause], lambda _: lost_at, 0, wait, other) == seconds * NS
+    assert ran_before([pause], lambda _: lost_at, 4 * NS, wait, other) == max(0, seconds - 4) * NS
     own = replace(wait, what="tm-0")
-    assert ran_before([pause], lambda _: {}, own, other) == 0
+    assert ran_before([pause], lambda _: {}, 0, own, other) == 0
 
 
 @pytest.mark.parametrize(("option", "saved_s"), [(TIMEOUT, -1), (DELAY, 2)])

@@ -91,7 +91,7 @@ DELAY: dict[str, Any] = {"option": "restart-strategy.fixed-delay.delay", "value"
         # the same option makes both of them shorter
         (wait("cancellation", 0, 2, Outcome.EXPIRED, **DELAY), None),
         # a TaskManager that gives the JobManager up registers again, while the others are deployed to
-        (wait("jobmanager", -2, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="4 s"), None),
+        (wait("jobmanager", -2, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="4 s", who="tm-1-1"), None),
         (wait("jobmanager", -2, 2), (1, KINDS["jobmanager"].doc)),
         # nothing follows from it
         (wait("registration", 1, 1.1, Outcome.FAILED), None),
@@ -152,11 +152,12 @@ def test_slots_are_put_off_by_two_options_before_and_after_a_taskmanager_registe
     assert "slot-request" not in [kind for kind, _ in path(started, 7.07)], "the process came after it"
 
 
-def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager():
+@pytest.mark.parametrize(("kind", "begun"), [("registration", 1), ("jobmanager", -2)])
+def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager(kind: str, begun: int):
     """It would have been deployed to the others. A job that misses slots waits for those that come first."""
     waits = [
         wait("restart-delay", 0, 3, Outcome.FIRED, **DELAY),
-        wait("registration", 1, 1.1, who="tm-2-2"),
+        wait(kind, begun, 1.1, who="tm-2-2"),
         wait("slot", 3, 3.2),
     ]
     last = wait("catch-up", 3.2, 3.2)
