@@ -523,9 +523,10 @@ def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
 
 
 def _is_beside(wait: Wait, awaited: Collection[str] | None) -> bool:
-    """Whether this is a step that a restart needs. It needs none of a TaskManager that gives the JobManager up, or that it does not await."""
+    """Whether this is a step that a restart needs. It needs none of a TaskManager that gives the JobManager up, or that it does not await
+    while it awaits others."""
     if wait.kind == "jobmanager" and is_task_manager(name := logical_name(wait.who)):
-        return wait.outcome is not Outcome.EXPIRED and (awaited is None or name in awaited)
+        return wait.outcome is not Outcome.EXPIRED and (not awaited or name in awaited)
     return wait.kind in _BESIDE
 
 
