@@ -18,6 +18,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.results import read_rows
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN_LIMIT_S = 900
 METRIC = "recovery.total"
@@ -51,9 +54,9 @@ def headgate(command: str, scenario: Path) -> tuple[Verdicts, Totals]:
         if not found:
             raise NotPossibleError(done.stderr.strip()[-300:])
         verdict = json.loads(found[0].read_text())
-        metrics = json.loads((found[0].parent / "metrics.json").read_text())
+        rows = read_rows(found[0].parent, read_manifest(found[0].parent))
     totals: Totals = defaultdict(list)
-    for row in metrics:
+    for row in rows:
         variant = row.trial.rpartition("-")[0]
         if row.metric == METRIC and row.value is not None and not variant.endswith("-control"):
             totals[variant].append(row.value)

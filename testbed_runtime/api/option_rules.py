@@ -125,7 +125,7 @@ def judge_key(
         case Standing.WITHOUT_EFFECT | Standing.UNKNOWN if SECRET.search(judgement.canonical):
             problem = "is a secret, which would become part of the run's record"
             collected.errors.append(UserError(where, problem, "leave it out: it has no effect here"))
-        case Standing.WITHOUT_EFFECT:
+        case Standing.WITHOUT_EFFECT if judgement.canonical not in BY_KEY:  # otherwise, the note says so
             collected.without_effect.append(key)
         case Standing.UNKNOWN:
             collected.warnings.append(f"{where}: is not known; it changes nothing here")

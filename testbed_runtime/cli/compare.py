@@ -22,7 +22,7 @@ from testbed_runtime.core.judgement.metrics import (
     is_phase,
     parse_quantile,
 )
-from testbed_runtime.core.options import Options, equal_values
+from testbed_runtime.core.options import equal_values
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.results import read_rows
@@ -263,7 +263,7 @@ def _settings(manifest: RunManifest, shown: Mapping[str, str]) -> Iterable[tuple
         own = [e for e in manifest.trials if not e.is_control and e.variant == name]
         head, first = (f"{called}: " if called else ""), own[0]
         yield f"{head}flinkVersion", first.flink_version
-        yield from _flat(head, Options(first.configuration, flink_version=first.flink_version).as_map())
+        yield from _flat(head, first.options.as_map())
         vertices = [
             {key: value for key, value in vertex.items() if value not in (None, "", 0)}
             for vertex in to_builtins(first.job.vertices)

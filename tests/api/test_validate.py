@@ -499,6 +499,7 @@ def test_an_option_newer_than_the_version_is_a_warning():
     assert findings.errors == ()
     note = "came with Flink 1.19; 1.12 ignores it (leave it out, or choose 1.19 or later)"
     assert any(note in text for text in findings.warnings)
+    assert findings.without_effect == (), "the note says so"
 
 
 def test_an_option_that_had_another_name_in_the_version_is_a_warning_with_that_name():

@@ -60,6 +60,14 @@ def test_variants_of_a_run_are_compared_with_its_first_one(tmp_path: Path):
     assert "fast against slow: recovery.detect: better by 1.00 s" in shown
 
 
+def test_a_run_of_an_unknown_version_is_compared_as_one_of_the_newest(tmp_path: Path):
+    """Its folder may come from a later Headgate."""
+    old, new = (run_folder(tmp_path, name, slow=SLOW) for name in "ab")
+    manifest = new / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"flinkVersion": "2.x"', '"flinkVersion": "3.0"'))
+    assert "flinkVersion: 2.x → 3.0" in headgate("compare", old, new)
+
+
 def test_groups_that_do_not_fit_beside_each_other_follow_below(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

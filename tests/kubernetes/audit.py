@@ -13,9 +13,11 @@ from tests.kubernetes.rendering import Call
 DECISION = "authorization.k8s.io/decision"
 FORBIDDEN = "forbid"
 CREATED = 201
+NAMED = {("coordination.k8s.io", "leases")}
+"""Resources that a role grants by name."""
 NEVER = datetime.max.replace(tzinfo=UTC)
-Used = dict[str, dict[Call, int]]
-"""The calls of each account, with the last answer."""
+Used = dict[str, set[Call]]
+"""The calls of each account."""
 
 
 def used(
@@ -26,8 +28,9 @@ def used(
     Calls before `since` are left out, and refusals in namespaces `without` rights. A refusal counts only if no such call is
     allowed later in its namespace: an API server that has just started has not read all roles and bindings.
     """
-    calls: Used = defaultdict(dict)
-    refused: dict[tuple[str, ...], str] = {}
+    calls: Used = defaultdict(set)
+    allowed: dict[tuple[str, ...], datetime] = {}
+    refused: dict[tuple[str, ...], tuple[datetime, str]] = {}
     for event in map(json.loads, lines):
         account = event["user"]["username"].rpartition(":")[2]
         target = event.get("objectRef")
@@ -41,21 +44,22 @@ def used(
             continue
         call = _call(event["verb"], target)
         namespace = target.get("namespace", "")
-        one = (account, namespace, *call)
+        name = target.get("name", "") if call[:2] in NAMED else ""
+        one = (account, namespace, *call, name)
         status = event.get("responseStatus", {})
         # admission (Pod Security, a quota, a namespace on its way out) says 403 as well, whatever the rights are
         if event.get("annotations", {}).get(DECISION) == FORBIDDEN:
             if moment < without.get(namespace, NEVER):
-                refused[one] = (
-                    f"{account} in {namespace or 'the cluster'}: {' '.join(call)}: {status.get('message', '')}"
-                )
+                place, why = namespace or "the cluster", status.get("message", "")
+                refused[one] = moment, f"{account} in {place}: {' '.join(call)} {name}: {why}"
             continue
-        refused.pop(one, None)
-        code = status.get("code", 0)
-        calls[account][call] = code
-        if call[2] == "patch" and code == CREATED:  # an apply of what was not there needs both rights
-            calls[account][call[0], call[1], "create"] = code
-    return calls, sorted(refused.values())
+        allowed[one] = max(moment, allowed.get(one, moment))
+        calls[account].add(call)
+        # an apply of what was not there needs both rights
+        if call[2] == "patch" and status.get("code") == CREATED:
+            calls[account].add((call[0], call[1], "create"))
+    lasting = (text for one, (moment, text) in refused.items() if allowed.get(one, since) <= moment)
+    return calls, sorted(lasting)
 
 
 def _call(verb: str, target: Mapping[str, Any]) -> Call:

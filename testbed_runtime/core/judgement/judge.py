@@ -153,7 +153,7 @@ class _VariantJudge:
         return judged
 
     def _safety(self, name: str, trial: TrialFacts, counts: bool) -> Judged | None:
-        """Judge a safety metric. A violation is Fail in every trial; a missing value matters only if the trial counts."""
+        """Judge a safety metric. A violation is always Fail; a missing value matters only if the trial counts."""
         row = self._row(trial, name)
         value = None if row is None else row.value
         expectation = Expectation(metric=name, equals="0")
