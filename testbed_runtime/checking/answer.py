@@ -193,7 +193,7 @@ class _Paths:
         """The fault of the outage that is being attributed."""
         self.lost: dict[str, int] = {}
         self.awaited: Callable[[str], dict[str, int]] = lambda _: {}
-        """The TaskManagers that outage lacks, and those for which the job waits in it, or would wait without the waits for an option."""
+        """The TaskManagers that were lost in that outage, and those for which the job waits, or would wait without the waits for an option."""
         self.felt = waits
         """The waits without those in which TaskManagers that the job did not use in that outage were paused or waited for the JobManager."""
         self.hits: Sequence[Hit] = ()

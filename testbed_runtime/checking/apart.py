@@ -152,9 +152,10 @@ def until_each_has_recovered(
     awaited: Callable[[str], Collection[str]],
 ) -> tuple[Round, ...]:
     """Return the rounds with the savings of each option limited. Without the waits of that option, the job
-    would still have to recover from each fault on its own, and the time for that cannot be saved. How much a shorter heartbeat timeout saves
-    is not known if the job waited for a paused process: it may end that wait too. `causes`:
-    the failures of the rounds. `effects`: every fault, also those that only delay steps. `awaited`: for an option, the TaskManagers that the job would wait for without its waits."""
+    would still have to recover from each fault on its own, and the time for that cannot be saved. A shorter
+    heartbeat timeout may also end the wait for a paused process, which then saves as much more. `causes`: the
+    failures of the rounds. `effects`: every fault, also those that only delay steps. `awaited`: for an option,
+    the TaskManagers that the job would wait for without its waits."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()
@@ -166,8 +167,9 @@ def until_each_has_recovered(
     lasted = sum(s.end_ns - s.start_ns for s in segments if not _works(s))
     shorter = {s.option for s in segments} - {""}
     paused = {h.fault.fault for h in hits if h.fault.kind == PAUSE}
-    if any(s.kind == "stalled" and s.fault in paused for s in segments):
-        segments = [replace(s, slack_ns=-1, next="") if s.option == _HEARTBEAT else s for s in segments]
+    stalled = sum(s.end_ns - s.start_ns for s in segments if s.kind == "stalled" and s.fault in paused)
+    if stalled:
+        segments = [_also_without(s, stalled) if s.option == _HEARTBEAT else s for s in segments]
         shorter -= {_HEARTBEAT}
     for option in sorted(shorter):
         remaining, last = alone.remaining(hits, option)
@@ -179,6 +181,16 @@ def until_each_has_recovered(
                     segments[number] = with_slack(own, left, f"its recovery from the fault `{last}`")
                 left = max(0, left - known)
     return with_segments(rounds, segments)
+
+
+def _also_without(segment: Segment, more_ns: int) -> Segment:
+    """Return the segment, whose shorter wait may also save `more_ns` of other waits. It has no limit if that is all of it."""
+    if segment.slack_ns < 0:
+        return segment
+    slack_ns = segment.slack_ns + more_ns
+    if slack_ns >= segment.end_ns - segment.start_ns:
+        return replace(segment, slack_ns=-1, next="")
+    return replace(segment, slack_ns=slack_ns)
 
 
 def _works(segment: Segment) -> bool:

@@ -58,8 +58,10 @@ def with_enough(
     """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have
     completed, if the history shows that. `failures`: the failures of these rounds. `places`: the TaskManager of each
     task, before a point in time."""
-    shows, configuration = _Ends(waits, effects, entry, places), entry.options
-    shows.failures, shows.end_ns = failures, rounds[-1].end_ns
+    shows, configuration = (
+        _Ends(waits, effects, entry, places, failures=failures, end_ns=rounds[-1].end_ns),
+        entry.options,
+    )
     used = places(rounds[-1].end_ns + 1).values()
 
     def longer(segment: Segment) -> Segment:
@@ -130,12 +132,17 @@ class _Ends:
     """Compute when a wait that expired would have completed."""
 
     def __init__(
-        self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: TrialEntry, places: Places
+        self,
+        waits: Sequence[Wait],
+        effects: Sequence[FaultEffect],
+        entry: TrialEntry,
+        places: Places,
+        *,
+        failures: Sequence[Cause],
+        end_ns: int,
     ) -> None:
-        self.waits, self.places = waits, places
-        self.failures: Sequence[Cause] = ()
-        self.end_ns = 0
-        """The failures of the recovery, and its end."""
+        """`failures`: those of the recovery, which ends at `end_ns`."""
+        self.waits, self.places, self.failures, self.end_ns = waits, places, failures, end_ns
         self.effects = [e for e in effects if e.injected_ns is not None]
         self.asked = {fault.name: round(fault.duration_s * NS) for fault in entry.faults}
         self.methods = {fault.name: fault.params.get("method") for fault in entry.faults}

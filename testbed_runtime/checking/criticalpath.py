@@ -495,7 +495,8 @@ class _Walk:
 
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
         """Return the innermost recorded wait of the step's kind that covers the span, otherwise the step. For slots, a completion counts too:
-        the JobMaster requests slots only when the store has completed the checkpoint that it restores. So does a restart delay that was cut off."""
+        the JobMaster requests slots only when the store has completed the checkpoint that it restores. A restart delay that was
+        cut off counts in the same way."""
         before = ("completion", "restart-delay") if step.kind == "slot" and not step.wait else ()
         found = [w for w in self.waits if w.start_ns <= start and w.end_ns >= end]
         found = [w for w in found if w.kind == "restart-delay" or caused(w)]

@@ -181,8 +181,10 @@ def needless_restarts(causes: Sequence[Cause | None], waits: Iterable[Wait]) -> 
     replaced = grouped((taskmanager_of(w), w) for w in waits if w.kind == "replacement")
 
     def needless(before: Cause | None, cause: Cause | None) -> bool:
-        if cause is None or cause.kind == "slot" or before is None:
-            return cause is not None and cause.kind == "slot"
+        if cause is None or cause.kind == "slot":
+            return cause is not None
+        if before is None:
+            return False
         own = replaced.get(logical_name(cause.taskmanager), ())
         gone = any(w.start_ns <= before.t_ns + TIE_NS < w.end_ns for w in own)
         return gone or cause.cause_class.endswith(_UNREACHABLE)

@@ -579,13 +579,15 @@ def test_a_job_could_have_run_until_the_fault_that_began_another_wait(other: Wai
     assert ran_before([pause], lambda _: {}, 0, own, other) == 0
 
 
-@pytest.mark.parametrize(("option", "saved_s"), [(TIMEOUT, -1), (DELAY, 2)])
-def test_what_a_shorter_timeout_saves_is_not_known_if_the_job_waited_for_a_paused_process(
-    option: str, saved_s: float
+@pytest.mark.parametrize(
+    ("option", "paused_s", "saved_s"), [(TIMEOUT, 2, -1), (TIMEOUT, 1.5, 3.5), (DELAY, 2, 2)]
+)
+def test_a_shorter_timeout_may_also_save_the_wait_for_a_paused_process(
+    option: str, paused_s: float, saved_s: float
 ):
     """A shorter timeout would have ended that wait before the kill, which then would have come in the restart."""
     hits = [hit("pause", "process.pause", 0, 2, "tm-2"), hit("kill", "process.kill", 2, 3, "tm-1")]
-    paused = part(0, 2, "stalled", option="", fault="pause")
+    paused = part(2 - paused_s, 2, "stalled", option="", fault="pause")
     own = part(2, 6, "fencing", option=option, slack_ns=2 * NS, next="x")
     (found,) = until_each_has_recovered([round_of(paused, own)], hits, [], [], [], awaited=lambda _: ())
     assert found.segments[0] == paused

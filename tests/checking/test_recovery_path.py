@@ -152,16 +152,24 @@ def test_slots_are_put_off_by_two_options_before_and_after_a_taskmanager_registe
     assert "slot-request" not in [kind for kind, _ in path(started, 7.07)], "the process came after it"
 
 
-@pytest.mark.parametrize(("kind", "begun"), [("registration", 1), ("jobmanager", -2)])
-def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager(kind: str, begun: int):
-    """It would have been deployed to the others. A job that misses slots waits for those that come first."""
+@pytest.mark.parametrize(
+    ("kind", "begun", "unknown"), [("registration", 1, -1), ("jobmanager", -2, 1_900_000_000)]
+)
+def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager(kind: str, begun: int, unknown: int):
+    """It would have been deployed to the others. A job that misses slots waits for those that come first. One that lost no TaskManager may
+    still need each of them, if its JobManager is the one that does not answer."""
     waits = [
         wait("restart-delay", 0, 3, Outcome.FIRED, **DELAY),
         wait(kind, begun, 1.1, who="tm-2-2"),
         wait("slot", 3, 3.2),
     ]
     last = wait("catch-up", 3.2, 3.2)
-    for awaited, slack_ns in ((None, 1_900_000_000), (("tm-2",), 1_900_000_000), (("tm-3",), -1), ((), -1)):
+    for awaited, slack_ns in (
+        (None, 1_900_000_000),
+        (("tm-2",), 1_900_000_000),
+        (("tm-3",), -1),
+        ((), unknown),
+    ):
         needed = None if awaited is None else lambda _, names=awaited: names
         found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=0, awaited=needed)
         assert {s.slack_ns for s in found if s.kind == "restart-delay"} == {slack_ns}
