@@ -184,7 +184,7 @@ def until_each_has_recovered(
 
 
 def _also_without(segment: Segment, more_ns: int) -> Segment:
-    """Return the segment, whose shorter wait may also save `more_ns` of other waits. It has no limit if that is all of it."""
+    """Return the segment with `more_ns` more slack, because a shorter wait may end other waits too. Without a limit if all of it can be saved."""
     if segment.slack_ns < 0:
         return segment
     slack_ns = segment.slack_ns + more_ns

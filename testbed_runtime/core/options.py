@@ -90,7 +90,7 @@ class Option(Struct, frozen=True):
         return f"{self.parse(text, flink_version) * 1000:.0f}"
 
     def is_newer_than(self, flink_version: str) -> bool:
-        """Whether its key came after a version of Flink. Its older names, if it has some, are what that version reads."""
+        """Whether its key came after a version of Flink, which reads only its older names, if there are any."""
         return self.since != "" and number(flink_version) < number(self.since)
 
     def name_in(self, flink_version: str) -> str:
