@@ -316,7 +316,7 @@ def show(row: MetricRow, metric: str) -> str:
     """Format a row's value: `4.62 s`, `95.0 %`, `3`, or its text."""
     unit = METRICS[metric].unit
     if unit == "text":
-        return str(row.text)
+        return row.text
     return _bounded(row, "" if row.value is None else format_value(row.value, unit))
 
 

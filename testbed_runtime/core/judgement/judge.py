@@ -402,7 +402,7 @@ def _seen(metric: str, row: MetricRow | None) -> str:
     if row is None or metric == "fault.verified":
         seen = None if row is None else row.value
         return "" if seen is None else "verified" if seen == 1 else "unverified"
-    return show(row, metric) if metric == "recovery.total" else str(row.text)
+    return show(row, metric) if metric == "recovery.total" else row.text
 
 
 def _unverified(row: MetricRow | None) -> str:
