@@ -22,7 +22,7 @@ from testbed_runtime.core.judgement.metrics import (
     is_phase,
     parse_quantile,
 )
-from testbed_runtime.core.options import equal_values
+from testbed_runtime.core.options import ALIASES, equal_values
 from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.results import read_rows
@@ -263,7 +263,12 @@ def _settings(manifest: RunManifest, shown: Mapping[str, str]) -> Iterable[tuple
         own = [e for e in manifest.trials if not e.is_control and e.variant == name]
         head, first = (f"{called}: " if called else ""), own[0]
         yield f"{head}flinkVersion", first.flink_version
-        yield from _flat(head, first.options.as_map())
+        ignored = {
+            key: f"{value} (Flink {first.flink_version} ignores it)"
+            for key, value in first.configuration.items()
+            if not first.options.is_set(ALIASES.get(key, key))
+        }
+        yield from _flat(head, first.options.as_map() | ignored)
         vertices = [
             {key: value for key, value in vertex.items() if value not in (None, "", 0)}
             for vertex in to_builtins(first.job.vertices)

@@ -195,6 +195,19 @@ def test_an_option_under_its_older_name_or_in_another_unit_is_no_changed_setting
     assert changes == ["a → b: heartbeat.timeout: 50 s → 40 s"]
 
 
+def test_an_option_that_one_version_ignores_is_shown_as_ignored(tmp_path: Path):
+    """It is set in both runs, and Flink 1.12 does not know it."""
+    first, second = run_folder(tmp_path, "a", slow=SLOW), run_folder(tmp_path, "b", seed=40, slow=SLOW)
+    key = "heartbeat.rpc-failure-threshold"
+    for folder, version in ((first, "1.12"), (second, "2.x")):
+        changed_manifest(folder, configuration={key: "3"}, flinkVersion=version)
+    changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
+    assert changes == [
+        "a → b: flinkVersion: 1.12 → 2.x",
+        f"a → b: {key}: 3 (Flink 1.12 ignores it) → 3",
+    ]
+
+
 def test_a_vertex_that_one_run_lacks_is_shown_with_what_it_has(tmp_path: Path):
     """An operator has no rate, no record size and no delivery."""
     first, second = run_folder(tmp_path, "a", slow=SLOW), run_folder(tmp_path, "b", seed=40, slow=SLOW)
