@@ -84,7 +84,8 @@ class Outage(Struct, frozen=True):
 
     @property
     def running(self) -> int | None:
-        return self.rounds[-1].running
+        last = self.rounds[-1]
+        return last.running if last.failure is None else None
 
 
 class FirstRecord(Struct, frozen=True):
@@ -410,7 +411,7 @@ def _closed(
         return Outage(fault, effect, terminal.t_ns, (span,), False)
     rounds = record.rounds(effect, causes[:-1] if terminal else causes, begins)
     if terminal is not None:
-        rounds[-1] = replace(rounds[-1], end=terminal.t_ns, failure=terminal, running=None)
+        rounds[-1] = replace(rounds[-1], end=terminal.t_ns, failure=terminal)
         return Outage(fault, effect, terminal.t_ns, tuple(rounds), False)
     running = rounds[-1].running
     end = running

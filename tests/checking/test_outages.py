@@ -315,6 +315,16 @@ def test_an_outage_that_ends_with_the_job_has_its_failure_in_the_last_round(
     assert (seconds(found.end), found.recovered, found.running) == (12, False, None)
 
 
+def test_a_job_that_fails_while_it_catches_up_had_run(history: Any):
+    """The last round has its first records at 11 s, and ends with the job at 12 s."""
+    built = record(history, {9.5: "x", 12: "end"}, (0.5, 11))
+    (found,) = outages_of(
+        built.trial(), [fault("a", 8, 9, "process.kill", "tm-1")], behind(((8, 12),)), at(END)
+    )
+    assert [r.running and seconds(r.running) for r in found.rounds] == [11]
+    assert (found.recovered, found.running) == (False, None)
+
+
 # ---- the first start
 
 
