@@ -167,6 +167,18 @@ class CatchUp(Struct, frozen=True):
         """Return whether no subtask was behind from `start` to `end`."""
         return bool(self._good(np.arange(start, end, SAMPLE_NS, dtype=np.int64)).all())
 
+    def falls_behind(self, start: int, end: int) -> int | None:
+        """Return the first moment from `start` on from which some subtask was behind for EARLY_NS, before `end`. None if there is none."""
+        times = np.arange(start, end, SAMPLE_NS, dtype=np.int64)
+        behind = ~self._good(times)
+        edges = [0, *(np.flatnonzero(np.diff(behind)) + 1).tolist(), len(times)]
+        runs = (
+            first
+            for first, last in pairwise(edges)
+            if behind[first:last].any() and last - first >= EARLY_NS // SAMPLE_NS
+        )
+        return next((int(times[first]) for first in runs), None)
+
     def behind_until(self, at: int, since: int) -> int:
         """Return the time, at the earliest `since`, from which a subtask was behind at every moment until
         `at`. Return `at` if that is less than HOLD_NS before it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -244,8 +244,29 @@ def outages_of(
     ]
     found = _joined(record, sorted(found, key=lambda o: o.effect))
     cut = [replace(o, end=min(o.end, later.effect)) if o.recovered else o for o, later in pairwise(found)]
-    found = [*cut, *found[-1:]]
-    return _shared(_absorb_idle(found), injected)
+    found = _shared(_absorb_idle([*cut, *found[-1:]]), injected)
+    return [*_with_relapses(record, found, injected)]
+
+
+def _with_relapses(
+    record: _Record, found: Sequence[Outage], injected: Sequence[FaultEffect]
+) -> Iterator[Outage]:
+    """Yield the outages. A fault on the exchange that outlasts a failover may hold the job up once more before it ends: the first records
+    pass, for example, and then the credit is used up."""
+    following = [*(o.effect for o in found[1:]), record.end]
+    for outage, until in zip(found, following, strict=False):  # nothing follows no outage
+        yield outage
+        if not (outage.recovered and _fails(outage)):
+            continue
+        lasting = [e for e in injected if e.on_exchange and e.begun_ns <= outage.end]
+        lasting = [e for e in lasting if e.ended_ns is None or e.ended_ns > outage.end]
+        ended = max((e.ended_ns or until for e in lasting), default=0)
+        effect = record.catch_up.falls_behind(outage.end, min(ended, until)) if lasting else None
+        if effect is not None:
+            span, faults = RoundSpan(effect, effect), tuple(lasting)
+            again = Outage(lasting[0], effect, effect, (span,), True, earlier=faults, shared=faults[1:])
+            again = _until_all_ended(record, again)
+            yield replace(again, end=min(again.end, until)) if until < record.end else again
 
 
 def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
