@@ -546,6 +546,13 @@ class JobConnection:
         if (wait := self.hand_over()) is not None:
             wait.end()
 
+    def time_out(self) -> None:
+        """End the wait for the registration, because the job's last slot timed out first."""
+        if self._wait is not None and self._wait.kind == "registration":
+            options, key = self._scope.options, "taskmanager.slot.timeout"
+            self._wait.limit = option_limit(options, key if key in options.as_map() else "pekko.ask.timeout")
+            self._wait.end(Outcome.EXPIRED)
+
     def stop_watching(self) -> None:
         """Stop the heartbeat watch, because this TaskManager disconnects from the job."""
         self._established = False

@@ -288,6 +288,8 @@ class TaskExecutor:
 
     def _on_slot_timer(self) -> None:
         for slot in self._slots.expired(asyncio.get_running_loop().time()):
+            if len(self._slots.of_job(slot.job)) == 1 and slot.job in self._jobs:
+                self._jobs[slot.job].time_out()
             self._give_back(slot, f"The slot {slot.allocation} has timed out.")
         self._arm_slot_timer()
 
