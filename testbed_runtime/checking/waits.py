@@ -27,6 +27,7 @@ from testbed_runtime.checking.waitcauses import (
 )
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
@@ -92,7 +93,7 @@ def read_waits(trial: Trial, entry: TrialEntry, effects: Sequence[FaultEffect], 
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     methods = {fault.name: str(fault.params.get("method") or "") for fault in entry.faults}
     found += held_messages(found, effects, held_times(trial, entry), methods)
-    found = with_expired_attempts(found, entry, effects)
+    found = [*_with_repeated_requests(with_expired_attempts(found, entry, effects), effects)]
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
@@ -101,6 +102,23 @@ def _unheard(wait: Wait, silent: Collection[str]) -> Wait:
     arriving. The limit counts only from the producer's answer, or at the producer."""
     late = (wait.kind, wait.outcome) == ("partition", Outcome.COMPLETED) and wait.fault in silent
     return replace(wait, option="", value="", budget_ns=-1) if late else wait
+
+
+def _with_repeated_requests(waits: Iterable[Wait], effects: Iterable[FaultEffect]) -> Iterator[Wait]:
+    """Yield the waits. A wait for a partition whose consumer could connect only when TCP repeated its request ends with the fault that let
+    nothing pass. The rest is a wait of its own."""
+    ends = {e.fault: e.ended_ns - e.sent_again_ns for e in effects if e.hides_link and e.ended_ns is not None}
+    for wait in waits:
+        passes = ends.get(wait.fault, 0)
+        cut_off = (wait.kind, wait.outcome) == ("partition", Outcome.COMPLETED) and wait.start_ns < passes
+        again_s = connects_at(0.0, (passes - wait.start_ns) / NS) if cut_off else 0.0
+        late = wait.end_ns - passes >= SLOW_NS and abs(wait.seconds - again_s) * NS <= SLOW_NS
+        if not (cut_off and late):
+            yield wait
+            continue
+        before = replace(wait, wait=f"{wait.wait}-cut-off", end_ns=passes)
+        cause = f"TCP to repeat the request for a connection, after the fault `{wait.fault}`"
+        yield from (before, replace(wait, start_ns=passes, cause=cause, fault="", after=(before.wait,)))
 
 
 def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
