@@ -104,26 +104,29 @@ class TaskCheckpoints:
         """Checkpoints whose upload can be cancelled without harm to a later checkpoint."""
         self._begun = 0
         """The latest checkpoint whose barrier, or whose cancellation, has arrived."""
-        self._aborted: list[int] = []
-        """Checkpoints after `_begun` that the JobMaster has aborted, in order."""
+        self._aborted: dict[int, None] = {}
+        """Checkpoints that the JobMaster has aborted, in the order of its notifications. The first is forgotten first."""
         self._last_aborted = 0
         self.last_started = 0
         self.last_completed = 0
 
     def begin(self, checkpoint: int) -> Begun:
         """Begin a checkpoint at its barrier, if the task is to take a snapshot."""
+        remembered = checkpoint in self._aborted
+        self._aborted.pop(checkpoint, None)
         if checkpoint <= self._begun:
             return Begun.OUT_OF_ORDER
-        forgotten = self._by_age and checkpoint + self._limit < self._last_aborted
-        aborted = forgotten or checkpoint in self._aborted
         self._pass(checkpoint)
-        return Begun.ABORTED if aborted else Begun.SNAPSHOT
+        forgotten = self._by_age and checkpoint + self._limit < self._last_aborted
+        return Begun.ABORTED if remembered or forgotten else Begun.SNAPSHOT
 
     def abort(self, checkpoint: int) -> None:
         """Handle the JobMaster's notification: remember the checkpoint until its barrier arrives, or stop storing its snapshot."""
         if checkpoint > self._begun:
-            self._aborted = sorted({*self._aborted, checkpoint})[-self._limit :]
-            self._last_aborted = self._aborted[-1]
+            self._aborted[checkpoint] = None
+            if len(self._aborted) > self._limit:
+                del self._aborted[next(iter(self._aborted))]
+            self._last_aborted = max(self._last_aborted, checkpoint)
         elif checkpoint in self._uploads or checkpoint > self.last_started:
             self._stopping.add(checkpoint)
             if checkpoint in self._cancellable:
@@ -131,7 +134,6 @@ class TaskCheckpoints:
 
     def _pass(self, checkpoint: int) -> None:
         self._begun = max(self._begun, checkpoint)
-        self._aborted = [c for c in self._aborted if c > self._begun]
         self._stopping = {c for c in self._stopping if c in self._uploads or c > self.last_started}
 
     def start(self, taken: TakenSnapshot) -> None:
@@ -207,6 +209,8 @@ class TaskCheckpoints:
     def abandon(self, checkpoint: int) -> None:
         """End a checkpoint that was cancelled. A snapshot that was taken is not stored."""
         self._pass(checkpoint)
+        while self._aborted and next(iter(self._aborted)) < self._begun:
+            del self._aborted[next(iter(self._aborted))]
         if checkpoint not in self._uploads:
             self._stopping.discard(checkpoint)
         self._files.unpin(checkpoint)

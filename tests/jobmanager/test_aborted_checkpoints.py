@@ -155,6 +155,18 @@ def test_I_11_from_1_17_on_a_task_takes_forgotten_checkpoints_for_aborted():
     assert [c for c in range(295, 302) if task.begin(c) is Begun.ABORTED] == [295, 296, 297, 299]
 
 
+def test_I_11_the_abortion_that_a_task_was_notified_of_first_is_forgotten_first():
+    """Also if that checkpoint is the later one: Flink keeps the notifications in their order."""
+    task, _ = checkpoints("1.16")
+    for checkpoint in (500, *range(1, 129)):
+        task.abort(checkpoint)
+    assert [task.begin(c) for c in (1, 128, 500)] == [Begun.ABORTED, Begun.ABORTED, Begun.SNAPSHOT]
+    task, _ = checkpoints("1.17")
+    task.abort(5)
+    task.abort(4)
+    assert [task.begin(c) for c in (4, 5)] == [Begun.ABORTED, Begun.SNAPSHOT]
+
+
 def taken(checkpoint, *files, before=None):
     runs = tuple((StateFile(name, len(name)),) for name in files)
     return TakenSnapshot(SubtaskSnapshot(checkpoint, "count", 0, 1, 128, runs=runs), before=before)
