@@ -29,6 +29,12 @@ def test_the_ratio_moves_memory_from_the_cache_to_the_write_buffers() -> None:
     assert config(ratio="0.1").cache > config(ratio="0.5").cache > config(ratio="0.9").cache
 
 
+def test_the_sizes_are_those_of_javas_doubles() -> None:
+    """RocksDBMemoryControllerUtils: 0.7 of these bytes is a byte less than the exact share. The ratio may end with f or d."""
+    found = config(1, ratio="0.7f", **{"taskmanager.memory.managed.size": "2736783360"})
+    assert (found.write_buffer, found.cache) == (1277165567 * 7 // 8, 2098200575)
+
+
 def test_without_managed_memory_each_store_has_the_sizes_of_rocksdb() -> None:
     """`state.backend.rocksdb.memory.managed: false`."""
     found = config(**{"state.backend.rocksdb.memory.managed": "false"})

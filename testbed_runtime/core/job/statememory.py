@@ -6,8 +6,6 @@ smaller than the memory because a write buffer may exceed its limit by half.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from msgspec import Struct
 
 from testbed_runtime.core.options import Options
@@ -43,7 +41,7 @@ class StateBackendConfig(Struct, frozen=True):
         total = 0
         if on_disk and managed:
             total = (process_memory(options).managed if managed_memory is None else managed_memory) // slots
-        ratio = Fraction(options.text(prefix + "memory.write-buffer-ratio"))
+        ratio = options.number(prefix + "memory.write-buffer-ratio")
         return cls(
             on_disk=on_disk,
             incremental=options.boolean("execution.checkpointing.incremental"),
