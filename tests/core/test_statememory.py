@@ -31,7 +31,8 @@ def test_the_ratio_moves_memory_from_the_cache_to_the_write_buffers() -> None:
 
 def test_the_sizes_are_those_of_javas_doubles() -> None:
     """RocksDBMemoryControllerUtils: 0.7 of these bytes is a byte less than the exact share. The ratio may end with f or d."""
-    found = config(1, ratio="0.7f", **{"taskmanager.memory.managed.size": "2736783360"})
+    ratio = {"state.backend.type": "rocksdb", "state.backend.rocksdb.memory.write-buffer-ratio": "0.7f"}
+    found = StateBackendConfig.of(Options(ratio), 1, managed_memory=2736783360)
     assert (found.write_buffer, found.cache) == (1277165567 * 7 // 8, 2098200575)
 
 
