@@ -426,11 +426,12 @@ def check_causality(trial: Trial) -> list[Damage]:
             into, attempt = ended if state == "FINISHED" else begun, attempt_of(row)
             into[attempt] = max(into.get(attempt, 0), row["t_ns"])
     seq, t_ns = ints(tasks, "seq"), ints(tasks, "t_ns")
+    latest = int(t_ns.max())
     allowed = CAUSAL_NS if has_one_clock(trial) else TOLERANCE_NS
     for (task, number), unordered in places(tasks, *TASK).items():
         rows = unordered[np.argsort(seq[unordered], kind="stable")]
         early = rows[t_ns[rows] < begun.get((task, number), 0) - allowed]
-        late = rows[t_ns[rows] > ended.get((task, number), int(t_ns.max())) + allowed]
+        late = rows[t_ns[rows] > ended.get((task, number), latest) + allowed]
         if len(early) or len(late):
             row = int(early[0] if len(early) else late[0])
             off = abs(int(t_ns[row]) - (begun if len(early) else ended)[task, number]) / NS
