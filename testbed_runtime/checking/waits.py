@@ -252,9 +252,11 @@ def _answering(trial: Trial, wait: Wait) -> Wait:
 
 def _states(trial: Trial) -> Mapping[str, Sequence[tuple[int, str]]]:
     """Map each task to the states of its attempts, with their times."""
-    changes = events(trial, "task.state")
     return trial.kept(
-        "states", lambda: grouped((e["subject"], (e["t_ns"], data(e).get("to", ""))) for e in changes)
+        "states",
+        lambda: grouped(
+            (e["subject"], (e["t_ns"], data(e).get("to", ""))) for e in events(trial, "task.state")
+        ),
     )
 
 
