@@ -7,7 +7,7 @@ corrupt records can always be judged.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -136,8 +136,8 @@ def _why_unknown(trial: Trial, entry: TrialEntry, shape: JobShape, ends: dict[st
 def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop commits that a JobManager repeated after a restart, because it was killed between the commit and storing that
     fact. The same numbers committed twice by one process are kept: another path of the job, or a real duplicate."""
-    by_process: Counter[tuple[Any, ...]] = Counter()
-    most: Counter[tuple[Any, ...]] = Counter()
+    by_process: defaultdict[tuple[Any, ...], int] = defaultdict(int)
+    most: defaultdict[tuple[Any, ...], int] = defaultdict(int)
     kept = []
     for row in rows:
         key = (row["task"], row["checkpoint"], row["source"], row["base"], row["bitmap"])
