@@ -165,18 +165,9 @@ def record_delivery(services: Services, task: str, attempt: int, checkpoint: int
     weight = commit.weight
     chunks = commit.chunks or ((("", 0, "", 0, 0, 0),) if weight else ())
     for source, base, bitmap, duplicated, out_of_order, corrupted in chunks:
-        services.history.append(
-            "delivery",
-            task=task,
-            attempt=attempt,
-            checkpoint=checkpoint,
-            source=source,
-            base=base,
-            bitmap=bytes.fromhex(bitmap),
-            duplicated=duplicated,
-            out_of_order=out_of_order,
-            corrupted=corrupted,
-            weight=weight,
+        counts = duplicated, out_of_order, corrupted, weight
+        services.history.put(
+            "delivery", (task, attempt, checkpoint, source, base, bytes.fromhex(bitmap), *counts)
         )
         weight = 0
 
