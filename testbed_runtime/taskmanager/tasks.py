@@ -53,7 +53,7 @@ class TaskTable:
         """The attempts whose final state the JobMaster has not acknowledged, with their jobs."""
         self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait | None]] = {}
         self.sampler = TaskSampler(
-            lambda: list(self._tasks.values()),
+            self._tasks.values,
             services.environment,
             services.history,
             services.pace,
