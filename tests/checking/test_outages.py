@@ -315,38 +315,6 @@ def test_an_outage_that_ends_with_the_job_has_its_failure_in_the_last_round(
     assert (seconds(found.end), found.recovered, found.running) == (12, False, None)
 
 
-def test_a_job_that_fails_while_it_catches_up_had_run(history: Any):
-    """The last round has its first records at 11 s, and ends with the job at 12 s."""
-    built = record(history, {9.5: "x", 12: "end"}, (0.5, 11))
-    (found,) = outages_of(
-        built.trial(), [fault("a", 8, 9, "process.kill", "tm-1")], behind(((8, 12),)), at(END)
-    )
-    assert [r.running and seconds(r.running) for r in found.rounds] == [11]
-    assert (found.recovered, found.running) == (False, None)
-
-
-@pytest.mark.parametrize(
-    ("kind", "late", "expected"),
-    [
-        ("frames.withhold-credit", ((8, 12), (13, 18)), [("a", 8, 12, True), ("b", 13, 18, True)]),
-        ("frames.withhold-credit", ((8, 12), (13, 13.9)), [("a", 8, 12, True)]),  # too short
-        ("frames.withhold-credit", ((8, 12), (17.5, 22)), [("a", 8, 12, True)]),  # after the fault
-        ("frames.withhold-credit", ((8, 12), (13, END)), [("a", 8, 12, True), ("b", 13, END, False)]),
-        ("store.slow", ((8, 12), (13, 18)), [("a", 8, 12, True)]),
-    ],
-)  # fmt: skip
-def test_a_fault_on_the_exchange_may_hold_the_job_up_once_more_after_a_failover(
-    history: Any, kind: str, late: Spans, expected: list[Any]
-):
-    """It took effect in the outage of a kill at 8 s, and lasts until 17.5 s. The job runs since 11 s."""
-    effects = [fault("a", 8, 9, "process.kill", "tm-1"), fault("b", 9, 17.5, kind)]
-    built = record(history, {}, (0.5, 11))
-    built.event("failover.started", "0", 9.5, text="x", data={"taskmanager": "tm-1-1"})
-    found = outages_of(built.trial(), effects, behind(late), at(END))
-    assert [brief(o) for o in found] == expected
-    assert named(found[0].shared) == "b"
-
-
 # ---- the first start
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import (
@@ -362,25 +361,6 @@ def test_the_slots_of_a_job_are_offered_when_its_jobmaster_is_registered():
     assert peer.done == [*offered, (("offer", ((1, "y"),)), 500, 500)]
     assert [(s.allocation, s.active) for s in peer.slots.of_job("job")] == [("x", True), ("y", True)]
     assert peer.waits[0] == ("registration", "JobMaster", 0.0, 0.0, "", "completed")
-
-
-@pytest.mark.parametrize(
-    ("options", "lost", "ended"),
-    [
-        ({"taskmanager.slot.timeout": "1 s"}, False, ("taskmanager.slot.timeout", "expired")),
-        ({"pekko.ask.timeout": "1 s"}, False, ("pekko.ask.timeout", "expired")),  # unless it is set
-        ({"taskmanager.slot.timeout": "1 s"}, True, ("", "cancelled")),
-    ],
-)
-def test_a_registration_that_outlasts_the_last_slot_has_expired(options: Any, lost: bool, ended: Any):
-    """A wait for a lost JobMaster has another limit."""
-
-    def act(peer: Peer) -> JobConnection:
-        peer.scope = replace(peer.scope, options=Options(OPTIONS | options))
-        return offering("x", lost=lost)(peer)
-
-    peer = during(2.0, act, (1.0, lambda c: c.time_out()), answers=[LATE])
-    assert peer.waits[0][3:] == ((2.0 if lost else 1.0), *ended)
 
 
 def test_slots_are_offered_again_after_a_timeout_and_freed_after_another_failure():
