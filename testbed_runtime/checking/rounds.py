@@ -266,7 +266,8 @@ def _with_relapses(
             span, faults = RoundSpan(effect, effect), tuple(lasting)
             again = Outage(lasting[0], effect, effect, (span,), True, earlier=faults, shared=faults[1:])
             again = _until_all_ended(record, again)
-            yield replace(again, end=min(again.end, until)) if until < record.end else again
+            if again.end < until or until == record.end:  # otherwise it led to the next outage
+                yield again
 
 
 def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
