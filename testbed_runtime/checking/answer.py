@@ -262,12 +262,11 @@ class _Paths:
         shared = with_delays_avoided(without_outrun(found, *known), self.effects)
         needless = needless_restarts([r.cause for r in outage.rounds], self.waits)
         shared = tuple(after_cut_delay(r, self.waits) for r in share_slack(shared, needless))
-        shared = until_faults_end(shared, self.effects, self.delays, self.waits)
+        shared = each_segment(until_faults_end(shared, self.effects, self.delays, self.waits), capped)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         if len(_faults_of(outage)) > 1:
             shared = until_each_has_recovered(shared, self.hits, causes, *known, awaited=self.awaited)
-        shared = with_enough(shared, causes, *known, self.entry, places=partial(places, self.trial))
-        return each_segment(shared, capped)
+        return with_enough(shared, causes, *known, self.entry, places=partial(places, self.trial))
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:
         end = min(span.end, outage.end)
@@ -583,7 +582,8 @@ class _Paths:
 
 
 def _faults_of(outage: Outage) -> list[FaultEffect]:
-    return [*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared]
+    every = (*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared)
+    return [*{e.fault: e for e in every}.values()]
 
 
 def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import silences
-from testbed_runtime.checking.lasting import PAUSE, savable_ns, with_segments, with_slack
+from testbed_runtime.checking.lasting import PAUSE, is_unreachable, savable_ns, with_segments, with_slack
 from testbed_runtime.checking.pieces import is_of_option
 from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
 from testbed_runtime.checking.waits import LOSSES
@@ -61,8 +61,8 @@ class Hit(Struct, frozen=True):
 def hits_of(
     trial: Trial, shape: JobShape, faults: Iterable[FaultEffect], since_ns: int, *, whole: bool
 ) -> list[Hit]:
-    """Return, in order, the faults that stopped a part of the job: those that ended the JobManager, that ended or paused a process which ran
-    tasks when the recovery began, or that cut a connection between two such processes. `whole`: every failure restarts the whole job."""
+    """Return, in order, the faults that stopped a part of the job: those that ended the JobManager, that ended, paused or cut off a process which
+    ran tasks when the recovery began, or that cut a connection between two such processes. `whole`: every failure restarts the whole job."""
     ran = places(trial, since_ns)
     ordered = sorted(faults, key=lambda f: f.begun_ns)
     found = []
@@ -71,7 +71,7 @@ def hits_of(
         own = {vertex_of(task) for task, place in ran.items() if place in targets}
         if (fault.kind in LOST and JOBMANAGER in targets) or (own and whole):
             own = set(shape.parallelism)
-        if own and fault.kind in (*LOST, PAUSE):
+        if own and (fault.kind in (*LOST, PAUSE) or (fault.hides_link and not fault.on_data_alone)):
             found.append(Hit(fault, _connected(own, shape)))
         elif fault.on_data_alone and (cut := cut_off(trial, fault)):
             ends = {JOBMANAGER, *_names(fault)}
@@ -96,7 +96,7 @@ def downtime_s(trial: Trial, hits: Iterable[Hit], sinks: Collection[str], outage
             ended = hit.until_ns
         restarted = any(name in hit.vertices and fault.begun_ns < t_ns < ended for name, t_ns in restarts)
         stands = fault.begun_ns < outage.running and not restarted and fault.kind not in LOST
-        if stands and not hit.vertices.isdisjoint(sinks):
+        if stands and not fault.on_rpc_alone and not hit.vertices.isdisjoint(sinks):
             back = max(back, ended)
     if back == INT64_MAX:
         return None
@@ -151,15 +151,15 @@ def until_each_has_recovered(
     *,
     awaited: Callable[[str], Collection[str]],
 ) -> tuple[Round, ...]:
-    """Return the rounds with the savings of each option limited. Without the waits of that option, the job
-    would still have to recover from each fault on its own, and the time for that cannot be saved. A shorter
-    heartbeat timeout may also end the wait for a paused process, which then saves as much more. `causes`: the
+    """Return the rounds with the savings of each option as they are if the job recovers from each fault on its own. The time for that cannot
+    be saved. If the job then runs again before the next fault begins, all the rest is saved, even if it is more than the waits of that
+    option. A shorter heartbeat timeout may also end the wait for a paused process, which then saves as much more. `causes`: the
     failures of the rounds. `effects`: every fault, also those that only delay steps. `awaited`: for an option,
     the TaskManagers that the job would wait for without its waits."""
     if not hits:
         return tuple(rounds)
-    faults, shown = [h.fault for h in hits], dict[str, Cause]()
-    for cause in causes:
+    faults, shown, failed = [h.fault for h in hits], dict[str, Cause](), [*causes]
+    for cause in failed:
         if (fault := responsible(faults, cause)) is not None:
             shown.setdefault(fault.fault, cause)
     alone = _Alone(rounds, shown, waits, awaited, effects)
@@ -172,8 +172,12 @@ def until_each_has_recovered(
         segments = [_also_without(s, stalled) if s.option == _HEARTBEAT else s for s in segments]
         shorter -= {_HEARTBEAT}
     for option in sorted(shorter):
-        remaining, last = alone.remaining(hits, option)
+        remaining, last, restarts, apart = alone.remaining(hits, option)
         left = max(0, lasted - remaining)
+        in_vain = restarts < len(rounds) and any(map(is_unreachable, failed))
+        if apart or in_vain:
+            why = f"runs again before the fault `{apart}`" if apart else "restarts fewer times"
+            segments = _all_of(segments, option, left, f"the job then {why}")
         for number, own in reversed(list(enumerate(segments))):
             if own.option == option and not own.gave_up:
                 known = savable_ns(own)
@@ -191,6 +195,22 @@ def _also_without(segment: Segment, more_ns: int) -> Segment:
     if slack_ns >= segment.end_ns - segment.start_ns:
         return replace(segment, slack_ns=-1, next="")
     return replace(segment, slack_ns=slack_ns)
+
+
+def _all_of(segments: Sequence[Segment], option: str, left_ns: int, why: str) -> list[Segment]:
+    """Return the segments without limits for this option, if `left_ns` is more than these allow. What exceeds its waits is saved with the
+    last one, for the reason `why`."""
+    own = [n for n, s in enumerate(segments) if s.option == option and not s.gave_up]
+    found = list(segments)
+    if left_ns <= sum(savable_ns(found[n]) for n in own) + NEAR_NS:
+        return found
+    for number in own:
+        found[number] = replace(found[number], slack_ns=-1, next="")
+    more_ns = left_ns - sum(savable_ns(found[n]) for n in own)
+    if own and more_ns > NEAR_NS:
+        last = found[own[-1]]
+        found[own[-1]] = replace(last, slack_ns=savable_ns(last) + more_ns, next=why)
+    return found
 
 
 def _works(segment: Segment) -> bool:
@@ -222,41 +242,61 @@ class _Alone:
         delays = [w for w in waits if w.kind == "restart-delay" and w.outcome is Outcome.FIRED]
         self.delays = [w for w in delays if rounds[0].start_ns <= w.start_ns < self.end_ns]
 
-    def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str]:
-        """Return how long the job is behind if all waits for this option take no time, and the fault from which it recovers last. A fault
-        begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the job. The time in
-        which the job worked on its backlog nevertheless does not count."""
-        delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
+    def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str, int, str]:
+        """Return how long the job is behind if all waits for this option take no time, the fault from which it recovers last, and how many
+        restarts it takes. A fault begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the
+        job. With a value in between, the job may still wait when a fault begins, which then has no delay of its own. The time in which the
+        job worked on its backlog nevertheless does not count."""
         own = {h.fault.fault for h in hits}
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
         lost = [self._lost(h) for h in hits]
         spare = sum(lost) - len(self.awaited(option))
-        total = until = 0
-        last = ""
-        ends = dict[str, int]()
+        total = until = begins = 0
+        last = apart = ""
+        ends, restarted = dict[str, int](), dict[str, int]()
         for hit, fewer in zip(hits, lost, strict=True):
             begun = hit.fault.begun_ns
-            down = any(begun < ends.get(v, 0) for v in hit.vertices)
+            back = max(ends.get(v, 0) for v in hit.vertices)
             spare -= fewer
             ended, restarts = self._stopped_until(hit, option, spared=spare >= 0)
             if restarts:
-                restart_ns = max(ended, begun if down or hit in gone else begun + delay)
+                begins += begun >= back
+                before = max(restarted.get(v, 0) for v in hit.vertices)
+                restart_ns = ended if hit in gone else self._restarts_at(hit, option, ended, before)
                 after = self._after(option, own | {n for n, at in self.begun.items() if at > restart_ns})
                 other = "registration" if gone and hit not in gone else ""  # only with the next JobManager
                 steps = sum(ns for kind, ns in after.items() if kind != other)
                 ended = restart_ns + steps
+                restarted |= dict.fromkeys(hit.vertices, max(ended, before))
             ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
             since = max(until, begun)
             worked = (min(ended, s.end_ns) - max(since, s.start_ns) for s in self.worked)
             total += max(0, ended - since) - sum(max(0, ns) for ns in worked)
+            apart = apart or (hit.fault.fault if last and until < begun else "")
             if ended > until:
                 until, last = ended, hit.fault.fault
-        return total, last
+        return total, last, begins, apart
+
+    def _restarts_at(self, hit: Hit, option: str, noticed_ns: int, back_ns: int) -> int:
+        """Return when the job restarts after a fault that is noticed at `noticed_ns`. A killed process closes its connections, which begins
+        the restart delay. `back_ns`: when that part of the job is back from the restart before; 0 if there is none. It restarts in vain
+        if the loss is not known then, as it did."""
+        fault, begun = hit.fault, hit.fault.begun_ns
+        delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
+        cause = self.known.get(fault.fault)
+        if begun < back_ns:
+            in_vain = cause is not None and is_unreachable(cause) and back_ns < noticed_ns
+            return max(noticed_ns, back_ns + delay) if in_vain else noticed_ns
+        restart_ns = max(noticed_ns, (begun if fault.kind in LOSSES else noticed_ns) + delay)
+        shows = any(_missed(w) and w.option == option for w in self._about_targets(fault))
+        if back_ns and (shows or cause is None):  # with a value in between, the restart before comes later
+            restart_ns = min(restart_ns, begun + noticed_ns - back_ns)
+        return restart_ns
 
     def _lost(self, hit: Hit) -> int:
         """Return how many TaskManagers a fault cost: those that it ended, or whose heartbeats were missed in a pause."""
         missed = any(map(_missed, self._about_targets(hit.fault)))
-        counts = hit.fault.kind in LOSSES or (hit.fault.kind == PAUSE and missed)
+        counts = hit.fault.kind in LOSSES or missed
         return len(set(targets_of(hit.fault)) - {JOBMANAGER}) if counts else 0
 
     def _about_targets(self, fault: FaultEffect) -> list[Wait]:
@@ -281,22 +321,23 @@ class _Alone:
         fault, begun = hit.fault, hit.fault.begun_ns
         ended = min(fault.ended_ns or self.end_ns, self.end_ns, hit.until_ns)
         targets = set(targets_of(fault))
-        if fault.hides_link:
+        if fault.on_data_alone:
             return max(begun, ended), False
         if JOBMANAGER in targets:
             return ended, True
         own = self._about_targets(fault)
         noticed = [*filter(_missed, own)]
-        if fault.kind == PAUSE and not noticed:
-            return (begun if option == _HEARTBEAT else ended), False
-        if option == REPLACE_LOST:  # its registration shows that the process before it is lost
+        if fault.kind not in LOST and not noticed:
+            return (begun if option == _HEARTBEAT or fault.on_rpc_alone else ended), False
+        if option == REPLACE_LOST and fault.kind in LOSSES:  # its registration shows that the process is lost
             return begun, True
         cause = self.known.get(fault.fault)
         first = min(noticed, key=lambda w: w.end_ns, default=None)
         until = begun
+        at_once = fault.kind in LOSSES and KINDS["heartbeat"].may_be_limited_by(option)
         if first is not None and first.option != option:
             until = first.end_ns
-        elif cause is not None and first is None:
+        elif cause is not None and first is None and not at_once:
             until = cause.t_ns
         replaced = [w for w in own if w.kind == "replacement" and w.start_ns >= begun]
         if replaced and not spared and taskmanager_of(replaced[0]) in self.awaited(option):
@@ -348,9 +389,10 @@ def stalled_taskmanager(wait: Wait) -> str | None:
 def awaited_by(
     entry: TrialEntry, lost: Mapping[str, int], waits: Iterable[Wait], span: tuple[int, int], option: str = ""
 ) -> dict[str, int]:
-    """Return, with the time when it was lost, each of the TaskManagers for which the job waited in the span of an outage: the first that came, until it had its slots again. It had lost those in
-    `lost`, and those that registered once more. One that was lost later was still there when another one came. With an `option`, return those
-    for which it would have waited if no TaskManager had waited for that option."""
+    """Return each of the TaskManagers for which the job waited in the span of an outage, with the time from which on it lacked one more than
+    it could spare: the first that came, until it had its slots again. It had lost those in `lost`, and those that registered once more. One
+    that was lost later was still there when another one came. With an `option`, return those for which it would have waited if no
+    TaskManager had waited for that option."""
     returned, gone, sooner = dict[str, int](), dict(lost), set[str]()
     for wait in waits:
         name = taskmanager_of(wait)
@@ -361,6 +403,10 @@ def awaited_by(
             if option and is_of_option(wait) and wait.option == option:
                 sooner.add(name)
     ordered = sorted(returned, key=lambda name: (name not in sooner, returned[name], name))
-    missing = (sum(since < returned[name] for since in gone.values()) for name in ordered)
-    pairs = enumerate(zip(ordered, missing, strict=True))
-    return {name: gone[name] for at, (name, lacks) in pairs if at < missing_taskmanagers(entry, lacks)}
+    missing = [
+        (missing_taskmanagers(entry, number), at) for number, at in enumerate(sorted(gone.values()), 1)
+    ]
+    lacked = [
+        next((at for count, at in missing if count > place), INT64_MAX) for place in range(len(ordered))
+    ]
+    return {name: at for name, at in zip(ordered, lacked, strict=True) if at < returned[name]}

@@ -187,9 +187,14 @@ def needless_restarts(causes: Sequence[Cause | None], waits: Iterable[Wait]) -> 
             return False
         own = replaced.get(logical_name(cause.taskmanager), ())
         gone = any(w.start_ns <= before.t_ns + TIE_NS < w.end_ns for w in own)
-        return gone or cause.cause_class.endswith(_UNREACHABLE)
+        return gone or is_unreachable(cause)
 
     return [needless(before, cause) for before, cause in pairwise((None, *causes))]
+
+
+def is_unreachable(cause: Cause) -> bool:
+    """Whether a deployment to a dead TaskManager failed."""
+    return cause.cause_class.endswith(_UNREACHABLE)
 
 
 def _add_rest(rounds: list[Round], needless: int) -> None:
@@ -349,14 +354,15 @@ def _saved(
 
 def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) -> bool:
     """Whether a wait was for something that a fault held back, and ended with the fault. A wait on a link
-    that let nothing pass may end later, if at least half of it is within the fault. A catch-up is held back
-    until the last records that the fault delayed arrive."""
+    that let nothing pass may end later, if at least half of it is before TCP has sent everything again. A
+    catch-up is held back until the last records that the fault delayed arrive."""
     within = (fault.ended_ns or 0) - segment.start_ns
     if segment.kind == "catch-up" and not fault.hides_link:
         return -TIE_NS <= segment.end_ns - (fault.ended_ns or 0) <= delays.get(fault.fault, 0) + TIE_NS
     lasted = segment.end_ns - segment.start_ns
     if fault.hides_link:
-        return 0 < 2 * within >= lasted >= within - EPSILON_NS
+        passing = within - fault.sent_again_ns  # on a new connection, or what is sent then
+        return passing > 0 and 2 * within >= lasted >= passing - EPSILON_NS
     return fault.kind in HELD_BACK and abs(lasted - within) <= TIE_NS and delays.get(fault.fault, 0) > within
 
 

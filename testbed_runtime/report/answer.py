@@ -244,8 +244,9 @@ def _closest(margins: Iterable[Margin]) -> Iterable[Margin]:
 
 def savings(recovery: Recovery) -> Iterator[str]:
     """Yield lines about the values of options that would have helped. One kind of line says how much a lower value saves at most, for an
-    option whose seconds cannot all be saved because another wait was in progress at the same time. The other kind says which higher value
-    would have avoided the failovers that were caused by expired waits, if the history shows that."""
+    option whose seconds cannot all be saved because another wait was in progress at the same time, or whose lower value also saves other
+    waits. The other kind says which higher value would have avoided the failovers that were caused by expired waits, if the history shows
+    that."""
     owned = grouped((s.owner, s) for r in recovery.rounds for s in r.segments if s.option)
     for segment in (s for r in recovery.rounds for s in r.segments if s.expired):
         yield f"{segment.expired}: {_avoided([segment])}"
@@ -259,7 +260,13 @@ def savings(recovery: Recovery) -> Iterator[str]:
         shorter = [s for s in segments if not s.gave_up]
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
         lasted = sum(s.seconds for s in shorter)
-        if lasted - saved >= NOTABLE_SAVING_S and lasted >= SMALL_SHARE * recovery.total_s:
+        if lasted < SMALL_SHARE * recovery.total_s:
+            continue
+        if saved - lasted >= NOTABLE_SAVING_S:
+            why = max(shorter, key=lambda s: s.slack_ns - (s.end_ns - s.start_ns)).next
+            most, own = quantities.apart(saved, lasted)
+            yield f"{owner}: a lower value saves at most {most}, more than these {own}: {why}"
+        elif lasted - saved >= NOTABLE_SAVING_S:
             following = max(
                 (s for s in shorter if s.slack_ns >= 0), key=lambda s: s.end_ns - s.start_ns - s.slack_ns
             ).next

@@ -97,7 +97,7 @@ def test_a_delay_saves_what_each_fault_costs_without_it(second: Hit, waits: list
         (2, WHOLE, 11 - 3),
         (2, WHOLE | OTHER, 11 - 3),
         (2, OTHER, 11 - (2 + 2 + 1)),
-        (3, WHOLE, 11 - 3 - 3),  # it has just recovered
+        (3, WHOLE, 11 - 3 - 1),  # it has just recovered: with a slightly higher value, it still waits
         (3, OTHER, 11 - 3 - 3),
     ],
 )
@@ -442,13 +442,16 @@ def test_the_parts_of_a_job_that_a_fault_stops(history: Any):
     kinds = {
         "own": ("process.kill", "tm-1"), "before": ("process.kill", "tm-2"), "paused": ("process.pause", "tm-3"), "later": ("process.kill", "tm-4"),
         "jm": ("jobmanager.kill", "jobmanager"), "jm-paused": ("jobmanager.pause", "jobmanager"), "slow": ("store.slow", "tm-1"),
+        "on data": ("network.partition", "tm-3"),
     }  # fmt: skip
     faults = [
         effect(kind, (9 - n, 10), fault=name, targets=f'["{target}"]')
         for n, (name, (kind, target)) in enumerate(kinds.items())
     ]
-    found = hits_of(built.trial(), shape, faults, history.at(9), whole=False)
+    cut = effect("network.partition", (1, 10), fault="cut", targets='["tm-3"]', plane="both")
+    found = hits_of(built.trial(), shape, [*faults, cut], history.at(9), whole=False)
     assert [(h.fault.fault, h.vertices) for h in found] == [
+        ("cut", frozenset("de")),
         ("jm", frozenset("abcde")),
         ("paused", frozenset("de")),
         ("own", frozenset("abc")),

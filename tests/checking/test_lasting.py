@@ -193,6 +193,17 @@ def test_a_wait_that_a_fault_outlasts_has_nothing_to_save(
     assert last == later
 
 
+@pytest.mark.parametrize(("passes", "saved"), [(7.5, 0), (8, 0), (8.1, -1), (5, -1)])
+def test_a_wait_on_a_cut_link_ends_when_it_lets_something_pass_or_with_what_is_sent_again(
+    passes: float, saved: int
+):
+    """TCP sends again until 12 s. The wait from 5 to 8 s is for something new."""
+    fault = replace(effect("network.partition", (1, 12)), sent_again_ns=round((12 - passes) * NS))
+    own, later = part(2, 5, "heartbeat"), part(5, 8, "registration", option="", text="t", fault="f")
+    (found,) = until_faults_end([round_of(own, later)], [fault], {})
+    assert found.segments[0].slack_ns == saved
+
+
 @pytest.mark.parametrize(
     ("budget_s", "more", "saved_s"),
     [

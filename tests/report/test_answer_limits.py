@@ -205,6 +205,17 @@ def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, s
         assert found[0].endswith(f"a lower value saves{saved} waits for the slots")
 
 
+def test_a_lower_value_may_save_more_than_the_waits_of_its_option():
+    """Other waits are saved too. Two parts of 1 s each."""
+    (known,) = killed("main-1").recoveries
+    own = ("restart-delay", 1.0, "restart-strategy.fixed-delay.delay = 1 s", "fired")
+    first, second = segments(0.0, own, own)
+    second = replace(second, slack_ns=3_200_000_000, next="the job then restarts fewer times")
+    found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(first, second)),))))
+    text = "a lower value saves at most 4.20 s, more than these 2.00 s: the job then restarts fewer times"
+    assert [line.partition(": ")[2] for line in found] == [text]
+
+
 @pytest.mark.parametrize(("total_s", "lines"), [(33, 1), (34, 0)])
 def test_an_option_with_a_small_share_of_the_recovery_has_no_line(total_s: float, lines: int):
     """Its second cannot be saved, and three percent of the recovery are named."""

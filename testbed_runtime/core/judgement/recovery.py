@@ -73,9 +73,9 @@ class Segment(Struct, frozen=True, kw_only=True):
     """No wait was recorded. The owner is the step between two events of the failover."""
     slack_ns: int = -1
     """How much shorter the option can make the segment, until the wait in `next` decides when the step ends.
-    -1 if no other wait would."""
+    -1 if no other wait would. More than the segment's length if that saves other waits too."""
     next: str = ""
-    """The owner of the wait that decides then, in words."""
+    """The owner of the wait that decides then, in words; or why more is saved than the segment."""
     budget_ns: int = -1
     """With `enough_ns`: how long the option let the wait last."""
     enough_ns: int = -1
