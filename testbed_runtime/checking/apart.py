@@ -14,7 +14,16 @@ from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import silences
-from testbed_runtime.checking.lasting import PAUSE, is_unreachable, savable_ns, with_segments, with_slack
+from testbed_runtime.checking.lasting import (
+    FEWER,
+    PAUSE,
+    THEN,
+    is_unreachable,
+    savable_ns,
+    with_more,
+    with_segments,
+    with_slack,
+)
 from testbed_runtime.checking.pieces import is_of_option
 from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
 from testbed_runtime.checking.waits import LOSSES
@@ -176,8 +185,8 @@ def until_each_has_recovered(
         left = max(0, lasted - remaining)
         in_vain = restarts < len(rounds) and any(map(is_unreachable, failed))
         if apart or in_vain:
-            why = f"runs again before the fault `{apart}`" if apart else "restarts fewer times"
-            segments = _all_of(segments, option, left, f"the job then {why}")
+            why = f"{THEN}runs again before the fault `{apart}`" if apart else FEWER
+            segments = _all_of(segments, option, left, why)
         for number, own in reversed(list(enumerate(segments))):
             if own.option == option and not own.gave_up:
                 known = savable_ns(own)
@@ -208,8 +217,7 @@ def _all_of(segments: Sequence[Segment], option: str, left_ns: int, why: str) ->
         found[number] = replace(found[number], slack_ns=-1, next="")
     more_ns = left_ns - sum(savable_ns(found[n]) for n in own)
     if own and more_ns > NEAR_NS:
-        last = found[own[-1]]
-        found[own[-1]] = replace(last, slack_ns=savable_ns(last) + more_ns, next=why)
+        found[own[-1]] = with_more(found[own[-1]], more_ns, why)
     return found
 
 

@@ -33,6 +33,9 @@ _ONLY_DELAYING = ("network", "frames", "rpc", "registration", "store")
 """The groups of faults that stop no process."""
 _UNREACHABLE = "RecipientUnreachableException"
 """The failure of a deployment to a TaskManager that is dead."""
+THEN = "the job then "
+"""Words for why a shorter wait saves more than itself."""
+FEWER = f"{THEN}restarts fewer times"
 Change = Callable[[Segment], Segment]
 PAUSE = "process.pause"
 HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
@@ -199,17 +202,19 @@ def is_unreachable(cause: Cause) -> bool:
 
 def _add_rest(rounds: list[Round], needless: int) -> None:
     """Add the rest of the delay of a needless restart to the slack of a wait that ended in this delay: with a shorter wait, there is no such
-    restart. The whole delay counts if that wait ended when the delay began."""
+    restart. The whole delay counts if that wait ended when the delay began. It is saved in addition to a wait that can be as short as 0 s."""
     delay, number = rounds[needless].segments[0], needless - 1
     left, text = max(0, delay.slack_ns), delay.next
     ended = [s for s in rounds[number].segments if s.end_ns - s.start_ns > TIE_NS][-1:]
     if delay.slack_ns < 0 and delay.kind == "restart-delay" and ended and ended[0].kind == "replacement":
         left, text = delay.end_ns - delay.start_ns, ended[0].text
+    last: tuple[int, int] | None = None
     while left > 0:
         segments = list(rounds[number].segments)
         at = max((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > TIE_NS), default=-1)
         if at < 0 or segments[at].text != text:
             break
+        last = last or (number, at)
         if (own := segments[at]).slack_ns >= 0:
             added = max(0, min(left, own.end_ns - own.start_ns - own.slack_ns))
             segments[at], left = replace(own, slack_ns=own.slack_ns + added), left - added
@@ -217,6 +222,15 @@ def _add_rest(rounds: list[Round], needless: int) -> None:
         if at > 0 or number == 0:
             break
         number -= 1
+    if last is not None and left > 0:
+        segments = list(rounds[last[0]].segments)
+        segments[last[1]] = with_more(segments[last[1]], left, FEWER)
+        rounds[last[0]] = replace(rounds[last[0]], segments=tuple(segments))
+
+
+def with_more(own: Segment, more_ns: int, why: str) -> Segment:
+    """Return a wait that saves `more_ns` in addition to itself, for the reason `why`."""
+    return replace(own, slack_ns=own.end_ns - own.start_ns + more_ns, next=why)
 
 
 def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
@@ -253,18 +267,24 @@ def without_outrun(
 
 def with_delays_avoided(rounds: Sequence[Round], effects: Iterable[FaultEffect]) -> tuple[Round, ...]:
     """Return the rounds with a larger slack for waits before a step that a fault delayed: without all that the waits for one option can save,
-    the step begins before the fault, and is not delayed."""
-    begun = {e.fault: e.begun_ns for e in effects if e.group in _ONLY_DELAYING}
+    the step begins before the fault, and is not delayed. A wait that can be as short as 0 s then saves more than itself."""
+    delaying = {e.fault: e for e in effects if e.group in _ONLY_DELAYING}
     found = [s for r in rounds for s in r.segments]
     for number, step in enumerate(found):
-        earlier = enumerate(found[:number]) if step.fault in begun else ()
+        if (fault := delaying.get(step.fault)) is None:
+            continue
+        more_ns, why = step.end_ns - step.start_ns, f"{THEN}runs again before the fault `{step.fault}`"
+        earlier = enumerate(found[:number])
         for option, own in grouped((s.option, at) for at, s in earlier if s.option != step.option).items():
-            saved_ns = sum(savable_ns(found[at]) for at in own)
             limited = [at for at in own if found[at].slack_ns >= 0]
-            if option and limited and step.start_ns - saved_ns < begun[step.fault] - EPSILON_NS:
-                last = found[limited[-1]]
-                more_ns = step.end_ns - step.start_ns
-                found[limited[-1]] = replace(last, slack_ns=last.slack_ns + more_ns)
+            at = (limited or own)[-1]
+            saved_ns = sum(savable_ns(found[at]) for at in own)
+            if not option or step.start_ns - saved_ns >= fault.begun_ns - EPSILON_NS:
+                continue
+            if limited:
+                found[at] = replace(found[at], slack_ns=found[at].slack_ns + more_ns)
+            elif fault.kind in HELD_BACK:  # others hold up a running job too
+                found[at] = with_more(found[at], more_ns, why)
     return with_segments(rounds, found)
 
 
@@ -367,5 +387,6 @@ def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) 
 
 
 def capped(own: Segment) -> Segment:
-    """Return a wait with a slack of at most its length."""
-    return replace(own, slack_ns=min(own.slack_ns, own.end_ns - own.start_ns))
+    """Return a wait with a slack of at most its length, unless it saves more than itself."""
+    length_ns = own.end_ns - own.start_ns
+    return own if own.next.startswith(THEN) else replace(own, slack_ns=min(own.slack_ns, length_ns))

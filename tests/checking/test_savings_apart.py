@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.apart import Hit, awaited_by, until_each_has_recovered
 from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.checking.lasting import capped, with_delays_avoided
 from testbed_runtime.core.judgement.recovery import Round
 from testbed_runtime.core.waits import Outcome, Wait
 from tests.checking.test_apart import (
@@ -99,3 +100,22 @@ def test_a_job_lacks_a_taskmanager_from_the_loss_on_that_is_one_too_many(second:
     coming = waited("replacement", 1, 5, what="tm-1", option=REPLACED, outcome=Outcome.FIRED)
     found = awaited_by(entry, {"tm-1": NS, "tm-2": second * NS}, [coming], (0, 10 * NS))
     assert found == ({} if lacks is None else {"tm-1": lacks * NS})
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "expected"),
+    [
+        ("rpc.delay", 2, (5 + 3, "the job then runs again before the fault `f`")),
+        ("registration.delay", 2, (5 + 3, "the job then runs again before the fault `f`")),
+        ("rpc.delay", 1, (-1 / NS, "")),  # it would have delayed the deployment anyway
+        ("network.partition", 2, (-1 / NS, "")),  # it holds up the job that runs
+    ],
+)
+def test_a_wait_that_can_be_as_short_as_0_s_also_saves_what_a_later_fault_delays(
+    kind: str, begun: float, expected: Any
+):
+    """It is from 1 to 6 s. A deployment that the fault delays follows for 3 s."""
+    own, rest = part(1, 6, "restart-delay", option=DELAY), part(6, 9, "deployment", fault="f", option="")
+    (found,) = with_delays_avoided([round_of(own, rest)], [effect(kind, (begun, 9))])
+    assert (found.segments[0].slack_ns / NS, found.segments[0].next) == expected
+    assert capped(found.segments[0]) == found.segments[0]
