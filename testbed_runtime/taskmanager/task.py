@@ -258,7 +258,7 @@ class Task:
         return _S.CANCELED if cancels(failure, self._services.options.flink_version) else _S.FAILED
 
     async def _deploy(self) -> Invokable:
-        """Create partitions, then gates, restore the state, then request the partitions."""
+        """Create and register partitions, then set up gates (Task.setupPartitionsAndGates), restore the state, then request the partitions."""
         self._switch(_S.DEPLOYING, report=False)
         environment, descriptor = self._services.environment, self.descriptor
         outputs = []
@@ -272,12 +272,12 @@ class Task:
                 start=descriptor.subtask + number,
             )
             outputs.append((partition, partitioner))
+        await self._register_partitions()
         gates: list[InputGate] = []
         for gate in descriptor.gates:
             gates.append(environment.create_gate(gate, self._wakeup, self._requests.on_not_found))
             self.input = TaskInput(gates, [d.announced_recovery for d in descriptor.gates])
             await environment.set_up(gates[-1])
-        await self._register_partitions()
         self._switch(_S.INITIALIZING, report=has(self._services.options.flink_version, TASKS_INITIALIZE))
         self._run = TaskRun(
             descriptor=descriptor,

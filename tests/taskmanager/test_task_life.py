@@ -136,6 +136,27 @@ def test_a_task_does_nothing_else_until_its_partition_is_registered(
     assert [one for one in task.waits("partition") if one[0] == "its own"] == waits
 
 
+def test_a_partition_is_registered_while_the_gates_of_its_task_wait_for_buffers():
+    """Task.setupPartitionsAndGates: its consumers find it, so their requests need not be repeated."""
+    one_mb = {f"taskmanager.memory.network.{end}": "1 mb" for end in ("min", "max")}
+
+    async def drive(task: Deployed) -> None:
+        network = task.environment.pool
+        other = network.create_buffer_pool(1, network.total)
+        taken = [segment for _ in range(network.total) if (segment := other.request_segment()) is not None]
+        task.task.start()
+        await task.settle()
+        assert (len(taken), task.states, task.task.state) == (32, [], "DEPLOYING")
+        assert task.environment.manager.get(partition_id(100)) is not None
+        other.destroy()
+        for segment in taken:
+            other.recycle(segment)
+        await task.settle()
+        assert task.states == ["INITIALIZING", "RUNNING"]
+
+    driven(MAP, drive, idle=True, reading=False, **one_mb)
+
+
 def test_a_task_that_is_cancelled_before_its_partition_is_registered_ends_at_once():
     """The wait is cancelled, and the partition is never registered."""
 
