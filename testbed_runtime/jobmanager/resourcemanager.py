@@ -337,6 +337,8 @@ class ResourceManager:
 
     def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
         if heartbeat.allocations is not None:
+            for _, allocation in heartbeat.allocations:
+                self._on_requested(allocation, Acknowledge())
             for allocation in self._table.missing(taskmanager, heartbeat.allocations, heartbeat.asked_at):
                 self._available(allocation)
         if taskmanager in self._suspended:
@@ -406,6 +408,7 @@ class ResourceManager:
         return f"{self._services.leader[:16]}{self._allocations:016x}"
 
     def _on_requested(self, allocation: str, answer: object) -> None:
+        """Handle the answer to a request for a slot, or a report that contains the slot, whichever comes first."""
         slot = self._table.slot(allocation)
         if slot is None or slot.state is not SlotState.PENDING:
             return

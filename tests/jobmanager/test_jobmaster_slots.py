@@ -16,6 +16,7 @@ from testbed_runtime.core.job.messages import (
     OfferSlots,
     RegisterAtJobMaster,
     RegisterTaskManager,
+    RequestSlot,
     SlotReport,
     StopWithDrain,
 )
@@ -125,6 +126,26 @@ async def test_J_154_a_refused_slot_is_requested_again_after_the_delay_with_anot
         first, second = tm.requested_at
         assert round(1000 * (second - first)) == 50 + 2
         assert len(tm.allocated) == 1
+
+
+@virtually
+async def test_J_174_a_slot_that_its_taskmanager_has_reported_is_not_requested_again():
+    """AbstractFineGrainedSlotManagerITCase.testAllocationUpdatesIgnoredIfSlotMarkedAsAllocatedAfterSlotReport: the request
+    times out later."""
+    async with Cluster(4) as cluster:
+        tm = cluster.tms[2]
+        request = tm.handlers[RequestSlot]
+
+        async def unanswered(message):
+            await request(message)
+            return asyncio.get_running_loop().create_future()
+
+        tm.handlers[RequestSlot] = unanswered
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(5.0)
+        assert [len(tm.requested_at) for tm in cluster.tms] == [1, 1, 1, 1]
+        assert cluster.manager.resourcemanager._table.free == 0
 
 
 @pytest.mark.parametrize(("delay", "together"), [("50 ms", True), ("0 ms", False)])
