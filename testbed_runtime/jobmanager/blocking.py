@@ -45,5 +45,4 @@ class BlockingResults:
 
     def _release(self, producer: Task, partitions: list[ResultPartitionID]) -> None:
         self._released.update(partitions)
-        if partitions:
-            self._executors.release(self._graph.execution(producer), partitions)
+        self._executors.release(self._graph.execution(producer), partitions)

@@ -78,8 +78,11 @@ class JobTasks:
             self.deployments.end(attempt, taskmanager)
 
     def cancel(self, task: Task) -> None:
-        """Cancel the task. If it was not deployed, or its TaskManager is lost, it is CANCELED at once."""
+        """Cancel the task. If it was not deployed, or its TaskManager is lost, it is CANCELED at once. If it has FINISHED, release the
+        pipelined results that no consumer has read (Execution.cancel)."""
         execution = self.graph.execution(task)
+        if execution.state is _S.FINISHED:
+            self.executors.release(execution, self.graph.pipelined_results(task))
         if execution.state in (_S.CREATED, _S.SCHEDULED):
             self.transition(task, _S.CANCELED)
             return

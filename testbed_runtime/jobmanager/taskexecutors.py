@@ -144,9 +144,10 @@ class TaskExecutors:
         )
 
     def release(self, execution: Execution, partitions: Iterable[ResultPartitionID]) -> None:
-        """Ask the TaskManager to delete blocking results. If the message is lost, it deletes them with the slot."""
-        message = ReleasePartitions(tuple(map(str, partitions)), self._services.leader)
-        self._tell(execution.taskmanager, message, f"release-{name_of(execution.task)}")
+        """Ask the TaskManager to release results of a task that has finished. If the message is lost, it releases them with the slot."""
+        if names := tuple(map(str, partitions)):
+            message = ReleasePartitions(names, self._services.leader)
+            self._tell(execution.taskmanager, message, f"release-{name_of(execution.task)}")
 
     def cancel(self, execution: Execution) -> None:
         """Cancel the task, repeatedly, until it has ended or its TaskManager is disconnected."""

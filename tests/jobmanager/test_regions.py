@@ -6,10 +6,11 @@ import pytest
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.messages import Acknowledge, ReleasePartitions
 from testbed_runtime.core.job.results import BLOCKING, FULL_RESULT
 from testbed_runtime.jobmanager.jobstore import JobStore
 from testbed_runtime.simulation.loop import run_virtual
-from tests.jobmanager.harness import Cluster, data_of, virtually
+from tests.jobmanager.harness import Cluster, data_of, running_job, virtually
 
 TWO_REGIONS = JobGraph("job", (JobVertex("a", 1, 128, "a"), JobVertex("b", 1, 128, "b")), ())
 DELAY = {"restart-strategy.fixed-delay.delay": "2 s"}
@@ -29,6 +30,31 @@ async def test_J_136_a_failure_restarts_all_tasks_with_the_failover_strategy_ful
             (started,) = cluster.rows.events("failover.started")
             assert data_of(started)["region"] == restarted
             assert cluster.attempt_of("b-0").endswith("1") == ("b-0" in restarted)
+
+
+@virtually
+async def test_J_175_the_pipelined_results_of_a_finished_task_are_released_when_its_region_restarts():
+    """ExecutionPartitionLifecycleTest.testPartitionReleaseOnCancelWhileFinished: a consumer that never requested them would leave them on their TaskManager. Those of running tasks are
+    released by the tasks."""
+    released = []
+
+    async def release(message):
+        released.append(message.partitions)
+        return Acknowledge()
+
+    async with running_job(4) as cluster:
+        for tm in cluster.tms:
+            tm.handlers[ReleasePartitions] = release
+        finished, attempt = cluster.running_on("source-0"), cluster.attempt_of("source-0")
+        names = tuple(made.partition for made in finished.tasks[attempt].partitions)
+        await finished.report(attempt, "FINISHED")
+        await asyncio.sleep(1.0)
+        assert released == []
+        failed = cluster.running_on("sink-0")
+        await failed.report(cluster.attempt_of("sink-0"), "FAILED", "IOException", "boom")
+        await cluster.until_running()
+        assert released == [names]
+        assert cluster.attempt_of("source-0") != attempt
 
 
 @virtually

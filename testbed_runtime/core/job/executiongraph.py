@@ -307,6 +307,11 @@ class ExecutionGraph:
             if edge.result == BLOCKING and target in ("", edge.target)
         ]
 
+    def pipelined_results(self, task: Task) -> list[ResultPartitionID]:
+        """Return the results of a task that are read while it runs."""
+        edges = self.graph.outputs(task[0])
+        return [self.partition(edge, task[1]) for edge in edges if edge.result != BLOCKING]
+
     # ---- partitions
 
     def partition(self, edge: JobEdge, producer: int) -> ResultPartitionID:
