@@ -113,7 +113,7 @@ class RecordDeserializer:
             self.records += 1  # in a wide job most buffers have one record
             return memory, 1
         lengths = np.ndarray((count,), ">i4", memory, LENGTH_BYTES, (stride,))
-        if np.count_nonzero(lengths != record_bytes):
+        if lengths.tobytes() != _LENGTH.pack(record_bytes) * count:
             wrong = int(lengths[lengths != record_bytes][0])
             raise RemoteProtocolError(f"A record has {wrong} bytes instead of {record_bytes}")
         self.records += count
