@@ -8,6 +8,7 @@ api.validate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
@@ -20,6 +21,7 @@ from testbed_runtime.api.naming import ApiVersion
 from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
 from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
+from testbed_runtime.core.judgement.metrics import parse_quantile
 from testbed_runtime.core.trial.plan import NEVER, REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
 from testbed_runtime.core.versions import Version
 
@@ -485,9 +487,12 @@ class Expectation(Part):
     """With `versus`: different by at most this, in either direction."""
 
     @property
-    def key(self) -> tuple[str, str | None, str | None, str | None]:
-        """The subject of the expectation. Of two expectations with the same key, the more specific one counts."""
-        return self.metric, self.quantile, self.phase, self.versus
+    def key(self) -> tuple[str, str | float | None, str | None, str | None]:
+        """The subject of the expectation. A variant's expectation replaces the scenario's with the same key."""
+        quantile: str | float | None = self.quantile
+        with suppress(ValueError):  # `p99` is `0.99`
+            quantile = None if quantile is None else parse_quantile(quantile)
+        return self.metric, quantile, self.phase, self.versus
 
 
 class StopEarly(Part):
