@@ -168,6 +168,7 @@ def until_each_has_recovered(
     if not hits:
         return tuple(rounds)
     faults, shown, failed = [h.fault for h in hits], dict[str, Cause](), [*causes]
+    lost = {target for fault in faults for target in targets_of(fault)}
     for cause in failed:
         if (fault := responsible(faults, cause)) is not None:
             shown.setdefault(fault.fault, cause)
@@ -184,7 +185,9 @@ def until_each_has_recovered(
         remaining, last, restarts, apart = alone.remaining(hits, option)
         left = max(0, lasted - remaining)
         in_vain = restarts < len(rounds) and any(map(is_unreachable, failed))
-        if apart or in_vain:
+        if (
+            apart or in_vain
+        ) and JOBMANAGER not in lost:  # the next one recovers the job after steps of its own
             why = f"{THEN}runs again before the fault `{apart}`" if apart else FEWER
             segments = _all_of(segments, option, left, why)
         for number, own in reversed(list(enumerate(segments))):
