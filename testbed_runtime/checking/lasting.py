@@ -202,7 +202,7 @@ def is_unreachable(cause: Cause) -> bool:
 
 def _add_rest(rounds: list[Round], needless: int) -> None:
     """Add the rest of the delay of a needless restart to the slack of a wait that ended in this delay: with a shorter wait, there is no such
-    restart. The whole delay counts if that wait ended when the delay began. It is saved in addition to a wait that can be as short as 0 s."""
+    restart. The whole delay counts if that wait ended when the delay began. All of it is saved in addition to a wait that can be as short as 0 s."""
     delay, number = rounds[needless].segments[0], needless - 1
     left, text = max(0, delay.slack_ns), delay.next
     ended = [s for s in rounds[number].segments if s.end_ns - s.start_ns > TIE_NS][-1:]
@@ -224,7 +224,8 @@ def _add_rest(rounds: list[Round], needless: int) -> None:
         number -= 1
     if last is not None and left > 0:
         segments = list(rounds[last[0]].segments)
-        segments[last[1]] = with_more(segments[last[1]], left, FEWER)
+        before_ns = delay.end_ns - delay.start_ns - delay.slack_ns if delay.slack_ns >= 0 else 0
+        segments[last[1]] = with_more(segments[last[1]], left + before_ns, FEWER)
         rounds[last[0]] = replace(rounds[last[0]], segments=tuple(segments))
 
 

@@ -32,7 +32,7 @@ from testbed_runtime.core.job.registration import (
     RetryingRegistration,
 )
 from testbed_runtime.core.job.rpcnames import actor_address
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.waits import JOBMASTER_NAME, NO_LIMIT, RM_NAME, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait, WaitLog
 from testbed_runtime.ports.network import Address
@@ -550,7 +550,8 @@ class JobConnection:
         """End the wait for the registration, because the job's last slot timed out first."""
         if self._wait is not None and self._wait.kind == "registration":
             options, key = self._scope.options, "taskmanager.slot.timeout"
-            self._wait.limit = option_limit(options, key if key in options.as_map() else "pekko.ask.timeout")
+            newer = BY_KEY[key].is_newer_than(options.flink_version)
+            self._wait.limit = option_limit(options, "pekko.ask.timeout" if newer else key)
             self._wait.end(Outcome.EXPIRED)
 
     def stop_watching(self) -> None:

@@ -397,7 +397,7 @@ def test_rounds_without_a_common_wait_stay_as_they_are():
         ((-1, 4.5), "o = 1", True, [1.5, 5]),
         ((-1, 3), "o = 1", False, [0, 3]),
         ((-1, 3), "p = 2", True, [0, 3]),
-        ((-1, -1), "o = 1", True, [-1, 5 + 2]),  # more than the wait itself
+        ((-1, -1), "o = 1", True, [-1, 5 + 3]),  # with the whole delay
     ],
 )
 def test_the_rest_of_a_delay_in_which_a_wait_ended_is_saved_with_it(

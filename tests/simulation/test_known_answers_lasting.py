@@ -140,7 +140,11 @@ def test_a_restart_delay_after_the_jobmanagers_return_is_no_registration(tmp_pat
     )
     assert seconds(found, HEARTBEAT) == pytest.approx(8.0, abs=TOLERANCE_S)
     assert seconds(found, DELAY) == pytest.approx(4.0, abs=TOLERANCE_S)
-    (line,) = savings(found)
+    sooner, line = savings(found)
+    assert (
+        sooner
+        == f"{HEARTBEAT} = 12 s: a lower value saves at most 12.0 s, more than these 8.00 s: the job then restarts fewer times"
+    )
     assert line.startswith(
         f"{DELAY} = 4 s: a lower value saves at most 3.10 s, then the job waits for {HEARTBEAT}"
     )

@@ -91,13 +91,13 @@ CASES = [
         options={"heartbeat.interval": "1 s", "pekko.ask.timeout": "3 s", DELAY: "1 s"},
     ),
     Case(  # registrations at the JobMaster take it 2 s each and are repeated meanwhile. That it declares TaskManagers lost at the end of
-        # the fault, 12 s too late, is no reason for the wait: they register with it then
+        # the fault, 12 s too late, is no reason for the wait: they register with it then, but not before their slots time out once
         "registrations-keep-the-jobmaster-busy",
         [
             fault("kill", "1 s", SINK, **KILL),
             fault("slow", "20 s", JOBMANAGER, rpc={"delay": {"method": "RegisterAtJobMaster", "delay": "2 s"}}),
         ],
-        "a slot for each task, during the fault `slow`", 10.1, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "1 s"},
+        "taskmanager.slot.timeout", 10.0, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "1 s"},
         observation="25 s",
     ),
     Case(  # a replacement comes 2 s after the kill, and no answer reaches it until 18.5 s after it. TCP sends the first one again at 28.9 s.

@@ -262,8 +262,11 @@ def test_a_shorter_delay_saves_nothing_before_dead_slots_are_noticed(tmp_path: P
         )
         found[backoff] = longest(case, tmp_path / backoff)
         assert seconds(found[backoff], EXPONENTIAL) > 5
-        (line,) = savings(found[backoff])
-        assert line.endswith(f"then the job waits for {REACHABILITY} = 10 s × 2")
+        detected, delayed = savings(found[backoff])
+        assert (
+            detected.endswith("more than these 13.2 s: the job then restarts fewer times") or backoff != "1 s"
+        )
+        assert delayed.endswith(f"then the job waits for {REACHABILITY} = 10 s × 2")
     noticed = [r.total_s - last_delay(r).slack_ns / 1e9 for r in found.values()]
     assert noticed[0] == pytest.approx(noticed[1], abs=0.05)
 
@@ -383,4 +386,4 @@ def test_a_lower_restart_delay_saves_more_if_a_pause_had_taken_the_spare(tmp_pat
         "spare", faults, "", 0.0, options={**QUICK, DELAY: "9 s"}, managers=managers, observation="14 s"
     )
     (line,) = [line for line in savings(longest(case, tmp_path)) if line.startswith(DELAY)]
-    assert "saves at most 3.9" in line
+    assert "saves at most 4.0" in line

@@ -13,18 +13,18 @@ from tests.taskmanager.test_connections import LATE, OPTIONS, Peer, during, offe
 
 
 @pytest.mark.parametrize(
-    ("options", "lost", "ended"),
+    ("version", "lost", "ended"),
     [
-        ({"taskmanager.slot.timeout": "1 s"}, False, ("taskmanager.slot.timeout", "expired")),
-        ({"pekko.ask.timeout": "1 s"}, False, ("pekko.ask.timeout", "expired")),  # unless it is set
-        ({"taskmanager.slot.timeout": "1 s"}, True, ("", "cancelled")),
+        ("2.x", False, ("taskmanager.slot.timeout", "expired")),
+        ("1.12", False, ("akka.ask.timeout", "expired")),  # it has no option for slots
+        ("2.x", True, ("", "cancelled")),
     ],
 )
-def test_a_registration_that_outlasts_the_last_slot_has_expired(options: Any, lost: bool, ended: Any):
+def test_a_registration_that_outlasts_the_last_slot_has_expired(version: str, lost: bool, ended: Any):
     """A wait for a lost JobMaster has another limit."""
 
     def act(peer: Peer) -> JobConnection:
-        peer.scope = replace(peer.scope, options=Options(OPTIONS | options))
+        peer.scope = replace(peer.scope, options=Options(OPTIONS, flink_version=version))
         return offering("x", lost=lost)(peer)
 
     peer = during(2.0, act, (1.0, lambda c: c.time_out()), answers=[LATE])
