@@ -295,8 +295,11 @@ class JobMaster:
     # ---- task states
 
     async def _update_state(self, message: UpdateTaskExecutionState) -> Acknowledge:
+        """Handle the report of a task. The progress of an attempt that is being cancelled or has ended is refused, so its TaskManager ends
+        it (Execution.switchToRunning)."""
         execution = self.graph.find(message.attempt)
-        if execution is None:
+        progress = message.state in (_S.INITIALIZING, _S.RUNNING)
+        if execution is None or (progress and (execution.state is _S.CANCELING or execution.state.terminal)):
             return Acknowledge(False, NOT_FOUND.format(message.attempt))
         lost = message.lost_taskmanager
         cause = Cause(

@@ -58,6 +58,27 @@ async def test_J_175_the_pipelined_results_of_a_finished_task_are_released_when_
 
 
 @virtually
+async def test_the_progress_of_a_task_that_is_being_cancelled_is_refused():
+    """Execution.switchToRunning: the TaskManager then ends the task, also if the call to cancel it is lost. So is that of a task that has
+    ended. The report of its end is not refused."""
+    async with running_job(4, DELAY) as cluster:
+        tm, attempt = cluster.running_on("count-0"), cluster.attempt_of("count-0")
+        assert (await tm.report(attempt, "RUNNING")).accepted
+        tm.reports_end = False
+        failed = cluster.running_on("source-0")
+        await failed.report(cluster.attempt_of("source-0"), "FAILED", "IOException", "boom")
+        refused = f"The execution attempt {attempt} was not found."
+        states = []
+        for state in ("RUNNING", "INITIALIZING", "CANCELED", "RUNNING"):
+            states.append((await cluster.status()).tasks["count-0"])
+            answer = await tm.report(attempt, state)
+            assert (answer.accepted, answer.reason) == (
+                (True, "") if state == "CANCELED" else (False, refused)
+            )
+        assert states == ["CANCELING"] * 3 + ["CANCELED"]
+
+
+@virtually
 async def test_a_region_that_is_being_deployed_is_not_restarted_by_the_failure_of_another_one():
     """DefaultScheduler restarts the vertices of the later failure only. Each restart is complete when its own region runs."""
     async with Cluster(2, DELAY) as cluster:
