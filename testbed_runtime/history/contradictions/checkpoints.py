@@ -176,8 +176,8 @@ def _commits(trial: CheckedTrial, found: list[Checkpoint]) -> Iterator[Damage]:
     deployed = grouped((task, (e["seq"], attempt)) for (task, attempt), e in trial.deployed.items())
     completed = sorted(done.items(), key=itemgetter(1))
     following = {number: seq for (number, _), (_, seq) in pairwise(completed)}
-    rows = trial.table("delivery").select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()
-    for row, (process, seq, number, task, attempt) in enumerate(map(dict.values, rows)):
+    columns = trial.table("delivery").select(["process", "seq", "checkpoint", "task", "attempt"]).to_pydict()
+    for row, (process, seq, number, task, attempt) in enumerate(zip(*columns.values(), strict=True)):
         if process not in managers:
             continue
         if following.get(number, seq) < seq:
