@@ -147,11 +147,11 @@ def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> MergedVariant
 def merge_expectations(
     base: Iterable[models.Expectation], own: Iterable[models.Expectation]
 ) -> tuple[models.Expectation, ...]:
-    """Merge expectations. A variant's item about the same metric, quantile, phase and other variant replaces the scenario's item. Other items
-    are added."""
-    merged = {e.key: e for e in base}
-    merged.update({e.key: e for e in own})
-    return tuple(merged.values())
+    """Merge expectations. A variant's items about a metric, quantile, phase and other variant replace the scenario's items about the same.
+    All others are added."""
+    added = tuple(own)
+    replaced = {e.key for e in added}
+    return (*(e for e in base if e.key not in replaced), *added)
 
 
 def compile_fault(spec: models.FaultSpec, *, seed: int | None = None) -> Fault:

@@ -488,7 +488,7 @@ class Expectation(Part):
 
     @property
     def key(self) -> tuple[str, str | float | None, str | None, str | None]:
-        """The subject of the expectation. A variant's expectation replaces the scenario's with the same key."""
+        """The subject of the expectation. A variant's expectations replace those of the scenario with the same key."""
         quantile: str | float | None = self.quantile
         with suppress(ValueError):  # `p99` is `0.99`
             quantile = None if quantile is None else parse_quantile(quantile)

@@ -165,17 +165,7 @@ def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
         if name and name not in faults:
             hint = nearest(name, faults) if faults else f"write {phase}"
             found.append(UserError(f"{path}.phase", f"the fault {name!r} does not exist", hint))
-    return [*found, *_repeated_expectations(spec)]
-
-
-def _repeated_expectations(spec: models.ScenarioSpec) -> Iterator[UserError]:
-    """Yield the expectations of a list that have the same subject as an earlier one, which would not be judged."""
-    first = dict[tuple[object, ...], str]()
-    for path, item, variant in _expectations(spec):
-        earlier = first.setdefault((variant, item.key), path)
-        if earlier != path:
-            problem = f"{earlier} is also about {item.metric}, with the same quantile, phase and versus"
-            yield UserError(path, problem, "write all limits into one item")
+    return found
 
 
 def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:

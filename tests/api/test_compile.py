@@ -122,6 +122,22 @@ def test_a_manifest_of_another_version_is_refused(tmp_path):
         read_manifest(tmp_path)
 
 
+def test_every_expectation_of_a_list_is_judged_and_a_variant_replaces_all_about_the_same(tmp_path):
+    """A bound in an item of its own was dropped before. `p99` and `0.99` are the same quantile."""
+    bounds = [
+        {"metric": "latency", "quantile": "0.99", key: value}
+        for key, value in (("min", "1 ms"), ("max", "2 s"))
+    ]
+    spec = {"expect": [{"metric": "job.state", "equals": "RUNNING"}, *bounds]}
+    own = {"name": "own", "expect": [{"metric": "latency", "quantile": "p99", "max": "5 s"}]}
+    plan = compiled(tmp_path, control=False, spec={**spec, "variants": [{"name": "all"}, own]})
+    texts = {t.variant: [e.text for e in t.expectations] for t in plan.trials}
+    assert texts == {
+        "all": ["job.state equals RUNNING", "latency p99 at least 1 ms", "latency p99 at most 2 s"],
+        "own": ["job.state equals RUNNING", "latency p99 at most 5 s"],
+    }
+
+
 def test_an_expectation_survives_the_manifest():
     """Quantile and phase are written as they are read."""
     item = Expectation.from_item({"metric": "latency", "quantile": "0.99", "phase": "during", "max": "2 s"})

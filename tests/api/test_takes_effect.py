@@ -19,15 +19,6 @@ BAD = {
         lambda s: s["expect"].append({"metric": "recovery.detect", "min": "3 s", "max": "2 s"}),
         "spec.expect[1]: no value is at least 3 s and at most 2 s: swap `min` and `max`",
     ),
-    "two bounds in two items": (
-        lambda s: s["expect"].extend(
-            [
-                {"metric": "latency", "quantile": "p99", "min": "1 ms"},
-                {"metric": "latency", "quantile": "0.99", "max": "2 s"},
-            ]
-        ),
-        "spec.expect[2]: spec.expect[1] is also about latency, with the same quantile, phase and versus (write all limits into one item)",
-    ),
     "milestone of an unknown fault": (
         lambda s: s["expect"].append({"metric": "lag.max", "phase": "outage/long-gv", "max": "2 s"}),
         "spec.expect[1].phase: the fault 'long-gv' does not exist (did you mean long-gc?)",
