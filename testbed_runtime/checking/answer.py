@@ -180,7 +180,7 @@ class _Paths:
         self.producers = blocking_producers(entry)
         self.options = entry.options.of_job(batch=bool(self.producers))
         self.fenced = self.options.boolean("headgate.restart.fence-dead-slots")
-        self.whole = self.options.text("jobmanager.execution.failover-strategy") == "full"
+        self.whole = self.options.string("jobmanager.execution.failover-strategy") == "full"
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
         self.waits = waits
         self.delays = added_delays(entry)

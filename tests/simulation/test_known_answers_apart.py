@@ -76,7 +76,7 @@ def of_delay(name: str, *faults: dict[str, Any], **more: Any) -> Lowered:
     return Lowered(case, DELAY)
 
 
-STRATEGY = {"jobmanager.execution.failover-strategy": "full", DELAY: "3 s"}
+STRATEGY = {"jobmanager.execution.failover-strategy": "FULL", DELAY: "3 s"}  # Flink ignores the case
 BOTH = [fault(r, "1 s", of_region(r), at=at, **KILL) for r, at in (("a", "0 s"), ("b", "1 s"))]
 WHOLE = Case("whole", BOTH, "", 0.0, options={**QUICK, **STRATEGY}, managers={"replicas": 6})
 PAUSED_REGION = Case(
