@@ -17,12 +17,13 @@ from testbed_runtime.checking.heldmessages import silences
 from testbed_runtime.checking.lasting import (
     FEWER,
     PAUSE,
-    THEN,
     is_unreachable,
+    runs_before,
     savable_ns,
     with_more,
     with_segments,
     with_slack,
+    without_limit,
 )
 from testbed_runtime.checking.pieces import is_of_option
 from testbed_runtime.checking.rounds import LOST, Outage, cut_off, responsible
@@ -188,7 +189,7 @@ def until_each_has_recovered(
         if (
             apart or in_vain
         ) and JOBMANAGER not in lost:  # the next one recovers the job after steps of its own
-            why = f"{THEN}runs again before the fault `{apart}`" if apart else FEWER
+            why = runs_before(apart) if apart else FEWER
             segments = _all_of(segments, option, left, why)
         for number, own in reversed(list(enumerate(segments))):
             if own.option == option and not own.gave_up:
@@ -205,7 +206,7 @@ def _also_without(segment: Segment, more_ns: int) -> Segment:
         return segment
     slack_ns = segment.slack_ns + more_ns
     if slack_ns >= segment.end_ns - segment.start_ns:
-        return replace(segment, slack_ns=-1, next="")
+        return without_limit(segment)
     return replace(segment, slack_ns=slack_ns)
 
 
@@ -217,7 +218,7 @@ def _all_of(segments: Sequence[Segment], option: str, left_ns: int, why: str) ->
     if left_ns <= sum(savable_ns(found[n]) for n in own) + NEAR_NS:
         return found
     for number in own:
-        found[number] = replace(found[number], slack_ns=-1, next="")
+        found[number] = without_limit(found[number])
     more_ns = left_ns - sum(savable_ns(found[n]) for n in own)
     if own and more_ns > NEAR_NS:
         found[own[-1]] = with_more(found[own[-1]], more_ns, why)

@@ -33,9 +33,8 @@ _ONLY_DELAYING = ("network", "frames", "rpc", "registration", "store")
 """The groups of faults that stop no process."""
 _UNREACHABLE = "RecipientUnreachableException"
 """The failure of a deployment to a TaskManager that is dead."""
-THEN = "the job then "
-"""Words for why a shorter wait saves more than itself."""
-FEWER = f"{THEN}restarts fewer times"
+FEWER = "restarts fewer times"
+"""Why a shorter wait saves more than itself: what the job then does."""
 Change = Callable[[Segment], Segment]
 PAUSE = "process.pause"
 HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
@@ -135,7 +134,7 @@ def since_earlier_fault(
     if kind == first.kind:
         return (replace(first, start_ns=since), *segments[number + 1 :])
     before = replace(
-        first, kind=kind, phase=KINDS[kind].phase, who=held.who, what=held.what, start_ns=since, end_ns=first.start_ns, slack_ns=-1, next="",
+        first, kind=kind, phase=KINDS[kind].phase, who=held.who, what=held.what, start_ns=since, end_ns=first.start_ns, slack_ns=-1, next="", more="",
     )  # fmt: skip
     return (before, *segments[number:])
 
@@ -171,10 +170,8 @@ def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Roun
     for number in range(1, len(found)):
         if needless[number] and found[number].segments:
             _add_rest(found, number)
-            unlimited = (
-                replace(s, slack_ns=-1, next="") if s.kind == "fencing" else s for s in found[number].segments
-            )
-            found[number] = replace(found[number], segments=tuple(unlimited))
+            own = tuple(without_limit(s) if s.kind == "fencing" else s for s in found[number].segments)
+            found[number] = replace(found[number], segments=own)
     return tuple(found)
 
 
@@ -229,9 +226,19 @@ def _add_rest(rounds: list[Round], needless: int) -> None:
         rounds[last[0]] = replace(rounds[last[0]], segments=tuple(segments))
 
 
+def without_limit(own: Segment) -> Segment:
+    """Return a wait that can be as short as 0 s."""
+    return replace(own, slack_ns=-1, next="", more="")
+
+
 def with_more(own: Segment, more_ns: int, why: str) -> Segment:
     """Return a wait that saves `more_ns` in addition to itself, for the reason `why`."""
-    return replace(own, slack_ns=own.end_ns - own.start_ns + more_ns, next=why)
+    return replace(own, slack_ns=own.end_ns - own.start_ns + more_ns, more=why)
+
+
+def runs_before(fault: str) -> str:
+    """Return, as the reason for a larger saving, that the job then runs again before a fault."""
+    return f"runs again before the fault `{fault}`"
 
 
 def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
@@ -243,7 +250,7 @@ def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
     found = []
     for number in reversed(range(len(parts))):
         slack, name = (-1, "") if left >= lengths[number] else (left, limited_by)
-        new = replace(parts[number], slack_ns=slack, next=name)
+        new = replace(parts[number], slack_ns=slack, next=name, more="")
         left = max(0, left - lengths[number])
         one = rounds[number]
         segments = (new, *one.segments[1:]) if number == len(parts) - 1 else (*one.segments[:-1], new)
@@ -261,7 +268,7 @@ def without_outrun(
 
     def changed(own: Segment) -> Segment:
         outrun = any(w.cause == own.next and own.start_ns < w.start_ns - EPSILON_NS for w in paused)
-        return replace(own, slack_ns=-1, next="") if outrun else own
+        return without_limit(own) if outrun else own
 
     return each_segment(rounds, changed)
 
@@ -274,7 +281,7 @@ def with_delays_avoided(rounds: Sequence[Round], effects: Iterable[FaultEffect])
     for number, step in enumerate(found):
         if (fault := delaying.get(step.fault)) is None:
             continue
-        more_ns, why = step.end_ns - step.start_ns, f"{THEN}runs again before the fault `{step.fault}`"
+        more_ns, why = step.end_ns - step.start_ns, runs_before(step.fault)
         earlier = enumerate(found[:number])
         for option, own in grouped((s.option, at) for at, s in earlier if s.option != step.option).items():
             limited = [at for at in own if found[at].slack_ns >= 0]
@@ -360,7 +367,7 @@ def _expires(segment: Segment, waits: Iterable[Wait], delays: Mapping[str, int])
 def with_slack(own: Segment, saved_ns: int, following: str) -> Segment:
     """Limit the slack of a wait to `saved_ns`, unless it is smaller anyway. If the wait were shorter by more
     than that, the job would wait for `following` instead."""
-    return own if saved_ns >= savable_ns(own) else replace(own, slack_ns=saved_ns, next=following)
+    return own if saved_ns >= savable_ns(own) else replace(own, slack_ns=saved_ns, next=following, more="")
 
 
 def _saved(
@@ -390,4 +397,4 @@ def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) 
 def capped(own: Segment) -> Segment:
     """Return a wait with a slack of at most its length, unless it saves more than itself."""
     length_ns = own.end_ns - own.start_ns
-    return own if own.next.startswith(THEN) else replace(own, slack_ns=min(own.slack_ns, length_ns))
+    return own if own.more else replace(own, slack_ns=min(own.slack_ns, length_ns))

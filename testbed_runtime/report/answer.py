@@ -262,10 +262,11 @@ def savings(recovery: Recovery) -> Iterator[str]:
         lasted = sum(s.seconds for s in shorter)
         if lasted < SMALL_SHARE * recovery.total_s:
             continue
-        if saved - lasted >= NOTABLE_SAVING_S:
-            why = max(shorter, key=lambda s: s.slack_ns - (s.end_ns - s.start_ns)).next
+        more = [s for s in shorter if s.more]
+        if more and saved - lasted >= NOTABLE_SAVING_S:
+            then = max(more, key=lambda s: s.slack_ns - (s.end_ns - s.start_ns)).more
             most, own = quantities.apart(saved, lasted)
-            yield f"{owner}: a lower value saves at most {most}, more than these {own}: {why}"
+            yield f"{owner}: a lower value saves at most {most}, more than these {own}: the job then {then}"
         elif lasted - saved >= NOTABLE_SAVING_S:
             following = max(
                 (s for s in shorter if s.slack_ns >= 0), key=lambda s: s.end_ns - s.start_ns - s.slack_ns

@@ -210,7 +210,7 @@ def test_a_lower_value_may_save_more_than_the_waits_of_its_option():
     (known,) = killed("main-1").recoveries
     own = ("restart-delay", 1.0, "restart-strategy.fixed-delay.delay = 1 s", "fired")
     first, second = segments(0.0, own, own)
-    second = replace(second, slack_ns=3_200_000_000, next="the job then restarts fewer times")
+    second = replace(second, slack_ns=3_200_000_000, more="restarts fewer times")
     found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(first, second)),))))
     text = "a lower value saves at most 4.20 s, more than these 2.00 s: the job then restarts fewer times"
     assert [line.partition(": ")[2] for line in found] == [text]

@@ -75,7 +75,9 @@ class Segment(Struct, frozen=True, kw_only=True):
     """How much shorter the option can make the segment, until the wait in `next` decides when the step ends.
     -1 if no other wait would. More than the segment's length if that saves other waits too."""
     next: str = ""
-    """The owner of the wait that decides then, in words; or why more is saved than the segment."""
+    """The owner of the wait that decides then, in words."""
+    more: str = ""
+    """Why `slack_ns` is more than the segment's length: what the job then does, in words."""
     budget_ns: int = -1
     """With `enough_ns`: how long the option let the wait last."""
     enough_ns: int = -1
