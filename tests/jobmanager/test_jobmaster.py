@@ -461,32 +461,6 @@ async def test_a_store_that_refuses_the_metadata_fails_the_checkpoint_and_commit
 
 
 @virtually
-async def test_a_checkpoint_that_cannot_be_stored_during_a_restart_fails_the_job_again():
-    """DefaultScheduler.handleGlobalFailure: it does not matter that a task has failed meanwhile. The later failure restarts all tasks."""
-
-    class Slow(FailingStore):
-        async def put(self, key, data):
-            await asyncio.sleep(1.0 if self.failing and key.endswith(self.refused) else 0.0)
-            await super().put(key, data)
-
-    blobs = Slow(MemoryBlobStore())
-    blobs.failing = True
-    async with Cluster(4, {"restart-strategy.fixed-delay.delay": "10 s"}, blobs=blobs) as cluster:
-        await cluster.submit()
-        await cluster.until(lambda: reached(cluster, 1, "finalizing"))
-        await asyncio.sleep(0.1)
-        tm, attempt = cluster.running_on("count-0"), cluster.attempt_of("count-0")
-        await tm.report(attempt, "FAILED", "IOException", "boom")
-        await cluster.until(lambda: len(cluster.rows.events("failover.started")) == 2)
-        blobs.failing = False
-        first, second = cluster.rows.events("failover.started")
-        assert (first["text"], round(second["t"] - first["t"], 1)) == ("boom", 0.9)
-        assert second["text"].startswith("Exceeded checkpoint tolerable failure threshold.")
-        await cluster.until_running()
-        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
-
-
-@virtually
 async def test_a_store_that_refuses_the_status_is_noted_and_the_job_goes_on():
     """The next change writes it."""
     blobs = FailingStore(MemoryBlobStore(), "/status")
