@@ -55,7 +55,7 @@ ensure_venv() {
         # extra, and fails because they have no hash. PySpark is a source archive; pip builds a wheel and caches it.
         awk '/^[a-z]/ { wanted = /^pip==/ } wanted' requirements.lock >.venv/pip.lock
         for lock in .venv/pip.lock requirements.lock; do # the newer pip first: Debian's needs three times its CPU time
-            .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes --no-compile -r "$lock" 2>&1
+            .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes --no-compile -r "$lock" 2>&1 || exit 1
         done | awk '/ERROR|error:/ { failed = 1 }
                 failed { print "setup:   " $0; fflush(); next }
                 /^Collecting|^Building|^Installing/ { n++; if (/Installing|pyspark/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \

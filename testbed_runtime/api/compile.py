@@ -19,6 +19,7 @@ from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.faults.vocabulary import Type
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.job.functions import is_in_cluster
 from testbed_runtime.core.job.jobgraph import (
@@ -148,10 +149,9 @@ def merge_expectations(
     base: Iterable[models.Expectation], own: Iterable[models.Expectation]
 ) -> tuple[models.Expectation, ...]:
     """Merge expectations. A variant's items about a metric, quantile, phase and other variant replace the scenario's items about the same.
-    All others are added."""
-    added = tuple(own)
-    replaced = {e.key for e in added}
-    return (*(e for e in base if e.key not in replaced), *added)
+    All others are added. An item that is repeated counts once."""
+    merged = grouped((e.key, e) for e in base) | grouped((e.key, e) for e in own)
+    return tuple(dict.fromkeys(e for about_the_same in merged.values() for e in about_the_same))
 
 
 def compile_fault(spec: models.FaultSpec, *, seed: int | None = None) -> Fault:

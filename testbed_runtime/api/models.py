@@ -521,7 +521,7 @@ class Variant(Part):
     control: bool | None = None
     """Replaces the scenario's value."""
     expect: Annotated[list[Expectation], Field(max_length=limits.MAX_EXPECTATIONS)] = []
-    """Added to the scenario's expectations. An item with the same metric, quantile and phase replaces the scenario's."""
+    """Added to the scenario's expectations. They replace the scenario's items with the same metric, quantile, phase and versus."""
 
 
 class ScenarioSpec(Part):

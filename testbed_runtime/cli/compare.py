@@ -264,7 +264,7 @@ def _settings(manifest: RunManifest, shown: Mapping[str, str]) -> Iterable[tuple
         head, first = (f"{called}: " if called else ""), own[0]
         yield f"{head}flinkVersion", first.flink_version
         ignored = {
-            key: f"{value} (Flink {first.flink_version} ignores it)"
+            key: f"{value} (ignored)"
             for key, value in first.configuration.items()
             if not first.options.is_set(ALIASES.get(key, key))
         }

@@ -209,8 +209,6 @@ class TaskCheckpoints:
     def abandon(self, checkpoint: int) -> None:
         """End a checkpoint that was cancelled. A snapshot that was taken is not stored."""
         self._pass(checkpoint)
-        while self._aborted and next(iter(self._aborted)) < self._begun:
-            del self._aborted[next(iter(self._aborted))]
         if checkpoint not in self._uploads:
             self._stopping.discard(checkpoint)
         self._files.unpin(checkpoint)

@@ -11,7 +11,9 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.api import limits
+from testbed_runtime.api.compile import merge_expectations
 from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.api.models import Expectation
 from testbed_runtime.api.validate_kinds import unbounded_expectation
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.metrics import METRICS
@@ -113,10 +115,7 @@ def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) ->
     if study.trials is not None:
         spec["trials"] = study.trials
         spec.pop("stopEarly", None)
-    wanted = [item.model_dump(by_alias=True, exclude_none=True) for item in study.require]
-    measured = [o for o in study.objectives if o.metric in METRICS]
-    objectives = [unbounded_expectation(o).model_dump(by_alias=True, exclude_none=True) for o in measured]
-    spec["expect"] = _with(_with(spec.get("expect") or [], wanted, replace=True), objectives, replace=False)
+    spec["expect"] = _expected(spec.get("expect") or [], study)
     if not study.variants:
         spec.pop("variants", None)
         spec["expect"] = [item for item in spec["expect"] if not item.get("versus")]
@@ -125,9 +124,9 @@ def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) ->
         own = variant.get("flinkConfiguration") or {}
         if own and row.reference != CURRENT:
             variant["flinkConfiguration"] = without_studied(own, study)
-        required = {_key(item) for item in wanted}
-        if variant.get("expect"):
-            variant["expect"] = [item for item in variant["expect"] if _key(item) not in required]
+        required = {item.key for item in study.require}
+        if own := variant.get("expect"):
+            variant["expect"] = [e for e in own if Expectation.model_validate(e).key not in required]
     return spec
 
 
@@ -150,17 +149,11 @@ def without_studied(given: Mapping[str, str], study: TuningStudySpec) -> dict[st
     return {key: value for key, value in given.items() if ALIASES.get(key, key) not in studied}
 
 
-def _key(item: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the same key as `models.Expectation.key`."""
-    return tuple(item.get(field) for field in ("metric", "quantile", "phase", "versus"))
-
-
-def _with(
-    items: Sequence[Mapping[str, Any]], more: Iterable[Mapping[str, Any]], *, replace: bool
-) -> list[dict[str, Any]]:
-    """Merge two lists; one item stays of those with the same metric, quantile and phase."""
-    found = {_key(item): dict(item) for item in items}
-    for item in more:
-        if replace or _key(item) not in found:
-            found[_key(item)] = dict(item)
-    return list(found.values())
+def _expected(given: Iterable[Mapping[str, Any]], study: TuningStudySpec) -> list[dict[str, Any]]:
+    """Return a scenario's expectations with those of the study. What the study requires replaces what the scenario expects about the same.
+    An objective is added unless something is expected about it."""
+    own = merge_expectations(map(Expectation.model_validate, given), study.require)
+    known = {item.key for item in own}
+    measured = [unbounded_expectation(o) for o in study.objectives if o.metric in METRICS]
+    added = {item.key: item for item in measured if item.key not in known}
+    return [item.model_dump(by_alias=True, exclude_none=True) for item in (*own, *added.values())]

@@ -340,11 +340,12 @@ def _text(
 
 def _items(objective: Objective, verdict: RunVerdict) -> list[Judged]:
     wanted, phase = quantile_of(objective), PHASE_NAMES.get(objective.phase or "", objective.phase or "")
-    return [
-        item
+    found = {
+        item.trial: item  # two bounds judge one value
         for item in verdict.judged
         if (item.metric, item.quantile, item.phase) == (objective.metric, wanted, phase) and not item.implied
-    ]
+    }
+    return list(found.values())
 
 
 def quantile_of(objective: Objective) -> float | None:

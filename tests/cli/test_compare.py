@@ -196,16 +196,16 @@ def test_an_option_under_its_older_name_or_in_another_unit_is_no_changed_setting
 
 
 def test_an_option_that_one_version_ignores_is_shown_as_ignored(tmp_path: Path):
-    """It is set in both runs, and Flink 1.12 does not know it."""
+    """It is set in all runs. Flink 1.12 and 1.13 do not know it."""
     first, second = run_folder(tmp_path, "a", slow=SLOW), run_folder(tmp_path, "b", seed=40, slow=SLOW)
     key = "heartbeat.rpc-failure-threshold"
     for folder, version in ((first, "1.12"), (second, "2.x")):
         changed_manifest(folder, configuration={key: "3"}, flinkVersion=version)
     changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
-    assert changes == [
-        "a → b: flinkVersion: 1.12 → 2.x",
-        f"a → b: {key}: 3 (Flink 1.12 ignores it) → 3",
-    ]
+    assert changes == ["a → b: flinkVersion: 1.12 → 2.x", f"a → b: {key}: 3 (ignored) → 3"]
+    changed_manifest(second, flinkVersion="1.13")
+    changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
+    assert changes == ["a → b: flinkVersion: 1.12 → 1.13"]
 
 
 def test_a_vertex_that_one_run_lacks_is_shown_with_what_it_has(tmp_path: Path):

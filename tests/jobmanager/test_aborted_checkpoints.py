@@ -161,6 +161,12 @@ def test_I_11_the_abortion_that_a_task_was_notified_of_first_is_forgotten_first(
     for checkpoint in (500, *range(1, 129)):
         task.abort(checkpoint)
     assert [task.begin(c) for c in (1, 128, 500)] == [Begun.ABORTED, Begun.ABORTED, Begun.SNAPSHOT]
+    task, _ = checkpoints("1.16")
+    for checkpoint in (500, *range(1, 128)):
+        task.abort(checkpoint)
+    assert task.begin(1) is Begun.ABORTED  # it is forgotten then, and leaves room for the next one
+    task.abort(128)
+    assert task.begin(500) is Begun.ABORTED
     task, _ = checkpoints("1.17")
     task.abort(5)
     task.abort(4)

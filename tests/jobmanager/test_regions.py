@@ -34,8 +34,8 @@ async def test_J_136_a_failure_restarts_all_tasks_with_the_failover_strategy_ful
 
 @virtually
 async def test_J_175_the_pipelined_results_of_a_finished_task_are_released_when_its_region_restarts():
-    """ExecutionPartitionLifecycleTest.testPartitionReleaseOnCancelWhileFinished: a consumer that never requested them would leave them on their TaskManager. Those of running tasks are
-    released by the tasks."""
+    """ExecutionPartitionLifecycleTest.testPartitionReleaseOnCancelWhileFinished: a consumer that never requested them would leave them on
+    their TaskManager. Those of running tasks are released by the tasks."""
     released = []
 
     async def release(message):

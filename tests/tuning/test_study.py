@@ -201,8 +201,14 @@ def test_scenarios_are_looked_for_beside_the_study_and_may_be_single_files(tmp_p
 def trials(word: str, *detections: float, at_least: bool = False) -> RunVerdict:
     """With one item for each trial."""
     items = [
-        {"metric": "recovery.detect", "value": v, "measured": f"{v:.2f} s", "at_least": at_least}
-        for v in detections
+        {
+            "trial": f"main-{n}",
+            "metric": "recovery.detect",
+            "value": v,
+            "measured": f"{v:.2f} s",
+            "at_least": at_least,
+        }
+        for n, v in enumerate(detections)
     ]
     return run_verdict(word, summary=f"it is {word}", expectations=items)
 

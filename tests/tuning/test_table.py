@@ -143,8 +143,9 @@ def outcomes(*runs: list[dict[str, Any]], scenarios: int = 1) -> score.Line:
     names = [{"name": f"s-{n}"} for n in range(scenarios)]
     spec = study(LATENCY, scenarios=names)
     planned = grid.planned_runs("study", spec)
+    each = [[{"trial": f"main-{n}", **item} for n, item in enumerate(items)] for items in runs]
     found = [
-        score.Outcome(run, run_verdict(expectations=items)) for run, items in zip(planned, runs, strict=False)
+        score.Outcome(run, run_verdict(expectations=items)) for run, items in zip(planned, each, strict=False)
     ]
     return score.table(spec, found)[0]
 
@@ -171,6 +172,12 @@ def test_the_value_is_the_mean_of_the_scenario_where_it_is_worst():
     assert outcomes([item(1.0)]).texts == ("m",)
     assert outcomes([item(2.0), item(2.0)]).texts == ("2.00 s",)
     assert outcomes([item(2.0), item(None)]).texts == (DASH,)
+
+
+def test_two_bounds_on_one_measurement_are_one_value():
+    """An item with `min` and one with `max` judge the same trial."""
+    found = outcomes([item(7.0, text=bound, trial="main-1") for bound in ("min", "max")]).objectives[0]
+    assert (found.text, [s.value for s in found.samples]) == ("m", [7.0])
 
 
 def test_a_trial_that_did_not_recover_makes_the_value_a_lower_bound():
@@ -462,6 +469,21 @@ def test_a_requirement_replaces_the_expectation_of_a_scenario_and_of_its_variant
     made = grid.scenario_spec(given, spec, grid.rows(spec)[0])
     assert made["expect"] == [own, {"metric": "delivery.lost", "equals": 0}]
     assert made["variants"] == [{"name": "v", "expect": [own]}, {"name": "w"}]
+
+
+def test_a_requirement_may_have_several_items_and_replaces_every_spelling_of_a_quantile():
+    """As in a scenario: a bound in an item of its own counts, and `p99` is `0.99`."""
+    bounds = [{"metric": "failovers.count", "min": 1}, {"metric": "failovers.count", "max": 2}]
+    latency = {"metric": "latency", "quantile": "p99", "max": "2 s"}
+    given = {
+        "testbed": {},
+        "expect": [],
+        "variants": [{"name": "v", "expect": [{**latency, "quantile": "0.99"}]}],
+    }
+    spec = study(FAILOVERS, variants=["v"], require=[*bounds, latency])
+    made = grid.scenario_spec(given, spec, grid.rows(spec)[0])
+    assert made["expect"] == [*bounds, latency]
+    assert made["variants"] == [{"name": "v", "expect": []}]
 
 
 def test_a_variants_value_of_a_studied_option_is_left_only_to_the_scenarios_as_they_are():
