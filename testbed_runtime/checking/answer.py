@@ -149,15 +149,15 @@ def _with_prolonging_faults(
     """Add to each recovery the faults that cost nothing by themselves but prolonged it: its prices name them, or its
     `waits` expired because of them. Drop the recoveries that have only such a fault."""
     idle = {r.fault for r in found if r.recovered and r.total_s == 0}
-    rest = []
+    rest, costly = [], set[str]()
     for recovery in found:
-        blamed = {price.fault for price in recovery.prices} | _behind_expired(recovery, waits)
-        named = [e for e in effects if e.fault in idle & blamed]
-        idle -= {e.fault for e in named}
+        blamed = idle & ({price.fault for price in recovery.prices} | _behind_expired(recovery, waits))
+        idle, costly = idle - blamed, costly | blamed
+        named = (e for e in effects if e.fault in blamed and e.fault not in recovery.faults)
         lasting = (_shared(e, recovery.effect_ns) for e in named)
         rest.append(replace(recovery, shared=(*lasting, *recovery.shared)))
-    named_later = {s.fault for r in rest for s in r.shared}
-    return [r for r in rest if r.total_s > 0 or not r.recovered or r.fault not in named_later]
+    costly |= {s.fault for r in rest for s in r.shared}
+    return [r for r in rest if r.total_s > 0 or not r.recovered or r.fault not in costly]
 
 
 def _shared(fault: FaultEffect, effect_ns: int) -> SharedFault:

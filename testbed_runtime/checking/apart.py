@@ -296,12 +296,14 @@ class _Alone:
         fault, begun = hit.fault, hit.fault.begun_ns
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         cause = self.known.get(fault.fault)
+        in_vain = cause is not None and is_unreachable(cause)
         if begun < back_ns:
-            in_vain = cause is not None and is_unreachable(cause) and back_ns < noticed_ns
-            return max(noticed_ns, back_ns + delay) if in_vain else noticed_ns
+            return max(noticed_ns, back_ns + delay) if in_vain and back_ns < noticed_ns else noticed_ns
         restart_ns = max(noticed_ns, (begun if fault.kind in LOSSES else noticed_ns) + delay)
         shows = any(_missed(w) and w.option == option for w in self._about_targets(fault))
-        if back_ns and (shows or cause is None):  # with a value in between, the restart before comes later
+        if (
+            back_ns and not in_vain and (shows or cause is None)
+        ):  # with a value in between, the restart before comes later
             restart_ns = min(restart_ns, begun + noticed_ns - back_ns)
         return restart_ns
 

@@ -367,7 +367,9 @@ def _expires(segment: Segment, waits: Iterable[Wait], delays: Mapping[str, int])
 def with_slack(own: Segment, saved_ns: int, following: str) -> Segment:
     """Limit the slack of a wait to `saved_ns`, unless it is smaller anyway. If the wait were shorter by more
     than that, the job would wait for `following` instead."""
-    return own if saved_ns >= savable_ns(own) else replace(own, slack_ns=saved_ns, next=following, more="")
+    if saved_ns >= savable_ns(own):
+        return own
+    return replace(own, slack_ns=min(saved_ns, own.end_ns - own.start_ns), next=following, more="")
 
 
 def _saved(

@@ -554,6 +554,8 @@ def test_a_fault_prolongs_the_first_recovery_that_blames_it():
     assert len(_with_prolonging_faults([first, later], effects)) == 2
     found = _with_prolonging_faults([replace(idle, recovered=False), first], effects)
     assert [r.faults for r in found] == [("idle",), ("first",)]
+    again = [idle, recovery("first", 5, 5.5), recovery("idle", 12, 14, "idle")]
+    assert [r.faults for r in _with_prolonging_faults(again, effects)] == [("first",), ("idle",)]
 
 
 @pytest.mark.parametrize(("share", "starved"), [(0.45, True), (0.55, False)])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.apart import Hit, awaited_by, until_each_has_recovered
 from testbed_runtime.checking.failovers import Cause
-from testbed_runtime.checking.lasting import capped, with_delays_avoided
+from testbed_runtime.checking.lasting import capped, with_delays_avoided, with_more, with_slack
 from testbed_runtime.core.judgement.recovery import Round
 from testbed_runtime.core.waits import Outcome, Wait
 from tests.checking.test_apart import (
@@ -100,6 +100,14 @@ def test_a_job_lacks_a_taskmanager_from_the_loss_on_that_is_one_too_many(second:
     coming = waited("replacement", 1, 5, what="tm-1", option=REPLACED, outcome=Outcome.FIRED)
     found = awaited_by(entry, {"tm-1": NS, "tm-2": second * NS}, [coming], (0, 10 * NS))
     assert found == ({} if lacks is None else {"tm-1": lacks * NS})
+
+
+def test_a_wait_with_a_limit_does_not_save_more_than_itself():
+    """Before the limit was known, it was to save 4 s in addition to its 5 s."""
+    found = with_slack(
+        with_more(part(1, 6, "restart-delay", option=DELAY), 4 * NS, "restarts fewer times"), 7 * NS, "slots"
+    )
+    assert (found.slack_ns, found.next, found.more) == (5 * NS, "slots", "")
 
 
 @pytest.mark.parametrize(
