@@ -301,9 +301,8 @@ class _Alone:
             return max(noticed_ns, back_ns + delay) if in_vain and back_ns < noticed_ns else noticed_ns
         restart_ns = max(noticed_ns, (begun if fault.kind in LOSSES else noticed_ns) + delay)
         shows = any(_missed(w) and w.option == option for w in self._about_targets(fault))
-        if (
-            back_ns and not in_vain and (shows or cause is None)
-        ):  # with a value in between, the restart before comes later
+        # with a value in between, the restart before comes later
+        if back_ns and not in_vain and (shows or cause is None):
             restart_ns = min(restart_ns, begun + noticed_ns - back_ns)
         return restart_ns
 
