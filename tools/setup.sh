@@ -60,7 +60,7 @@ ensure_venv() {
                 failed { print "setup:   " $0; fflush(); next }
                 /^Collecting|^Building|^Installing/ { n++; if (/Installing|pyspark/ || n % 10 == 1) { print "setup:   " substr($0, 1, 100); fflush() } }' \
             || fail "pip could not install the locked packages: see the lines above"
-        # on every core, where pip would use one; a few packages have files that are no valid Python
+        # on every core, where pip would use one; a few packages have files that are not valid Python
         .venv/bin/python -m compileall -qq -j 0 .venv/lib >/dev/null || true
         missing=$(.venv/bin/python -m pip --disable-pip-version-check check) || fail "requirements.lock is not complete, run make lock: $missing"
         printf '%s\n' "$locked" >.venv/headgate-locked

@@ -254,7 +254,8 @@ def _with_relapses(
     """Yield the outages. A fault on the exchange that outlasts a failover may hold the job up once more before it ends: the first records
     pass, for example, and then the credit is used up."""
     following = [*(o.effect for o in found[1:]), record.end]
-    for outage, until in zip(found, following, strict=False):  # nothing follows no outage
+    # `following` has an item even if there is no outage
+    for outage, until in zip(found, following, strict=False):
         yield outage
         if not (outage.recovered and _fails(outage)):
             continue

@@ -59,8 +59,8 @@ async def test_J_175_the_pipelined_results_of_a_finished_task_are_released_when_
 
 @virtually
 async def test_the_progress_of_a_task_that_is_being_cancelled_is_refused():
-    """Execution.switchToRunning: the TaskManager then ends the task, also if the call to cancel it is lost. So is that of a task that has
-    ended. The report of its end is not refused."""
+    """Execution.switchToRunning: the TaskManager then ends the task, even if the call to cancel it is lost. The progress of a task that has
+    ended is refused too. The report of its end is not."""
     async with running_job(4, DELAY) as cluster:
         tm, attempt = cluster.running_on("count-0"), cluster.attempt_of("count-0")
         assert (await tm.report(attempt, "RUNNING")).accepted
