@@ -183,19 +183,18 @@ def until_each_has_recovered(
         segments = [_also_without(s, stalled) if s.option == _HEARTBEAT else s for s in segments]
         shorter -= {_HEARTBEAT}
     for option in sorted(shorter):
-        remaining, last, restarts, apart = alone.remaining(hits, option)
-        left = max(0, lasted - remaining)
-        in_vain = restarts < len(rounds) and any(map(is_unreachable, failed))
-        if (
-            apart or in_vain
-        ) and JOBMANAGER not in lost:  # the next one recovers the job after steps of its own
-            why = runs_before(apart) if apart else FEWER
+        found = alone.remaining(hits, option)
+        left = max(0, lasted - found.behind_ns)
+        in_vain = found.restarts < len(rounds) and any(map(is_unreachable, failed))
+        # the next JobManager recovers the job after steps of its own
+        if (found.apart or in_vain) and JOBMANAGER not in lost:
+            why = runs_before(found.apart) if found.apart else FEWER
             segments = _all_of(segments, option, left, why)
         for number, own in reversed(list(enumerate(segments))):
             if own.option == option and not own.gave_up:
                 known = savable_ns(own)
                 if left < known - NEAR_NS:
-                    segments[number] = with_slack(own, left, f"its recovery from the fault `{last}`")
+                    segments[number] = with_slack(own, left, f"its recovery from the fault `{found.last}`")
                 left = max(0, left - known)
     return with_segments(rounds, segments)
 
@@ -235,6 +234,18 @@ def _missed(wait: Wait) -> bool:
     return (wait.kind, wait.outcome) == ("heartbeat", Outcome.EXPIRED)
 
 
+class _Remaining(Struct, frozen=True):
+    """The rest of the recoveries without the waits for an option."""
+
+    behind_ns: int
+    """How long the job is behind, without the time in which it worked on its backlog."""
+    last: str
+    """The fault from which it recovers last."""
+    restarts: int
+    apart: str
+    """The first fault before which the job runs again; empty if there is none."""
+
+
 class _Alone:
     """The minimum that each fault costs if the job recovers from it on its own."""
 
@@ -254,11 +265,10 @@ class _Alone:
         delays = [w for w in waits if w.kind == "restart-delay" and w.outcome is Outcome.FIRED]
         self.delays = [w for w in delays if rounds[0].start_ns <= w.start_ns < self.end_ns]
 
-    def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str, int, str]:
-        """Return how long the job is behind if all waits for this option take no time, the fault from which it recovers last, and how many
-        restarts it takes. A fault begins a restart delay, unless its part of the job is already waiting or the next JobManager recovers the
-        job. With a value in between, the job may still wait when a fault begins, which then has no delay of its own. The time in which the
-        job worked on its backlog nevertheless does not count."""
+    def remaining(self, hits: Sequence[Hit], option: str) -> _Remaining:
+        """Return what remains if all waits for this option take no time. A fault begins a restart delay, unless its part of the job is already
+        waiting or the next JobManager recovers the job. With a value in between, the job may still wait when a fault begins, which then has
+        no delay of its own."""
         own = {h.fault.fault for h in hits}
         gone = [h for h in hits if JOBMANAGER in targets_of(h.fault)]
         lost = [self._lost(h) for h in hits]
@@ -287,7 +297,7 @@ class _Alone:
             apart = apart or (hit.fault.fault if last and until < begun else "")
             if ended > until:
                 until, last = ended, hit.fault.fault
-        return total, last, begins, apart
+        return _Remaining(total, last, begins, apart)
 
     def _restarts_at(self, hit: Hit, option: str, noticed_ns: int, back_ns: int) -> int:
         """Return when the job restarts after a fault that is noticed at `noticed_ns`. A killed process closes its connections, which begins
