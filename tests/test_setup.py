@@ -86,6 +86,13 @@ def test_setup_keeps_the_python_that_the_environment_was_made_with(tmp_path: Pat
     assert "cannot create a virtual environment" in done.stderr
 
 
+def test_the_lock_has_the_pip_that_setup_installs_first():
+    """Without it, the system's pip would install everything, which takes twice the processor time."""
+    lock = (ROOT / "requirements.lock").read_text()
+    assert re.search(r"^pip==\d+\.\d+\S* \\\n    --hash=sha256:", lock, re.MULTILINE)
+    assert "/^pip==/" in (ROOT / "tools/setup.sh").read_text()
+
+
 def test_every_text_names_the_versions_of_python_that_setup_accepts():
     """`tools/setup.sh`, the classifiers, the first version that pip accepts, and the pages that say what to install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -54,7 +54,7 @@ ensure_venv() {
         # pip checks the hashes. The lock has all packages; without --no-deps, pip also tries newer releases of a dependency with an
         # extra, and fails because they have no hash. PySpark is a source archive; pip builds a wheel and caches it.
         awk '/^[a-z]/ { wanted = /^pip==/ } wanted' requirements.lock >.venv/pip.lock
-        for lock in .venv/pip.lock requirements.lock; do # the newer pip first: Debian's needs three times its CPU time
+        for lock in .venv/pip.lock requirements.lock; do # the newer pip first: Debian 12's needs twice its CPU time
             .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --require-hashes --no-compile -r "$lock" 2>&1 || exit 1
         done | awk '/ERROR|error:/ { failed = 1 }
                 failed { print "setup:   " $0; fflush(); next }
