@@ -60,12 +60,13 @@ def validate_as(model: type[P], data: Mapping[str, Any]) -> Findings[P]:
 
 def as_written(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return apiVersion, kind, name and spec: the parts that the user wrote. The API server validates the rest of the metadata."""
+    plain = {key: data[key] for key in ("apiVersion", "kind", "spec", "metadata") if key in data}
     metadata = data.get("metadata") or {}
-    kept = {"name": metadata["name"]} if metadata.get("name") else {}
-    if "name" not in kept and metadata.get("generateName"):
-        kept["name"] = CREATED_BY_SERVER
-    plain = {key: data[key] for key in ("apiVersion", "kind", "spec") if key in data}
-    return {**plain, "metadata": kept} if "metadata" in data else plain
+    if isinstance(metadata, Mapping) and "metadata" in data:
+        plain["metadata"] = {"name": metadata["name"]} if metadata.get("name") else {}
+        if not plain["metadata"] and metadata.get("generateName"):
+            plain["metadata"]["name"] = CREATED_BY_SERVER
+    return plain
 
 
 def _testbed(resource: Any) -> KindFindings:

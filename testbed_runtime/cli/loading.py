@@ -138,7 +138,8 @@ def read_all(path: Path) -> tuple[list[Document], Sequence[FlinkConf]]:
 
 def _is_own(document: Document) -> bool:
     """Return whether a document is Headgate's, although perhaps of an unknown kind or version."""
-    return document.data.get("kind") in KINDS or str(document.data.get("apiVersion")).startswith(f"{GROUP}/")
+    kind, version = str(document.data.get("kind")), str(document.data.get("apiVersion"))
+    return kind in KINDS or version.startswith(f"{GROUP}/")
 
 
 def has_own(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.api.validate_kinds import validate_kind
+from testbed_runtime.cli.validate import check
 from tests.api import documents
 from tests.api.test_validate import errors
 
@@ -82,3 +83,19 @@ def test_the_advice_for_a_refused_option_is_the_default_of_the_version():
     assert error.endswith(
         "max-backoff]: Flink does not start: Maximum backoff must be at least 1. (it is '0 ms': the default is 5 min)"
     )
+
+
+@pytest.mark.parametrize("kind", documents.GOOD)
+@pytest.mark.parametrize("metadata", ["text", 7, True, ["a"], [{"name": "a"}]], ids=repr)
+def test_metadata_that_is_no_mapping_is_refused_and_never_raises(kind, metadata):
+    """Each kind, with the field that the message names."""
+    findings = validate_kind({**documents.good(kind), "metadata": metadata})
+    assert [problem.path for problem in findings.errors] == ["metadata"]
+
+
+def test_a_kind_that_is_a_list_is_refused_by_its_command_and_never_raises(tmp_path):
+    """Such a file is still taken for one of Headgate's, by its apiVersion."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text("apiVersion: headgate.dev/v1alpha1\nkind: [[]]\nmetadata: {name: a}\nspec: {}\n")
+    (checked,) = check(path, on=None)
+    assert [error["path"] for error in checked.errors] == ["kind"]
