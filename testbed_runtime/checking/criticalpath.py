@@ -28,6 +28,8 @@ from testbed_runtime.checking.pieces import (
     owner_text,
     registers_producer,
     segment,
+    starts_again,
+    stores,
 )
 from testbed_runtime.checking.unrecorded import is_slot_request
 from testbed_runtime.core.faults.links import logical_name
@@ -264,7 +266,7 @@ class _Walk:
             back = [
                 w
                 for w in self.waits
-                if w.start_ns < self.at <= w.end_ns + EPSILON_NS and _starts_again(w, wait)
+                if w.start_ns < self.at <= w.end_ns + EPSILON_NS and starts_again(w, wait)
             ]
             return _latest(back, wait)
         ended = min(wait.end_ns, self.at)
@@ -434,7 +436,7 @@ class _Walk:
         start = self.pieces[-1].wait if self.pieces else None
         overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
         current = start if overtaken and start else current
-        named = named or [w for w in self.waits if start and _starts_again(start, w)]
+        named = named or [w for w in self.waits if start and starts_again(start, w)]
         if named:
             return _latest(named, current)
         later_loss = current.kind == "replacement" and current.start_ns > self.start + EPSILON_NS
@@ -511,14 +513,6 @@ class _Walk:
         return True
 
 
-def _starts_again(start: Wait, stopped: Wait) -> bool:
-    """Whether `start` is the start of the JobManager that a fault had killed (`stopped`). TaskManagers do not count: one that is killed while
-    it is paused starts again before the pause has ended."""
-    killed = (stopped.kind, stopped.who) == ("jobmanager", EVERYTHING)
-    same = start.kind == "start" and start.what.rpartition("-")[0] == stopped.what
-    return killed and same and stopped.start_ns < start.start_ns < stopped.end_ns
-
-
 def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
     return pair[0], pair[1].wait
 
@@ -562,7 +556,10 @@ def _concerns(holder: Wait, wait: Wait) -> bool:
 
 
 def _is_part(holder: Wait, wait: Wait) -> bool:
-    """Whether one wait is a part of a longer one, whenever it ended: one of its requests, a step, or the task that kept it waiting."""
+    """Whether one wait is a part of a longer one, whenever it ended: one of its requests, a step, the task that kept it waiting, or
+    the store that could not complete it."""
+    if wait.kind == "checkpoint":
+        return stores(holder, wait)
     if wait.kind == holder.kind == "cancellation":  # the task that hung
         return holder.outcome is Outcome.EXPIRED and wait.start_ns <= holder.start_ns
     if wait.kind == "slot" and not is_slot_request(wait):  # only a TaskManager that offers a slot registers

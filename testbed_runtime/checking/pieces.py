@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
-from testbed_runtime.core.waits import KINDS, OWN_PARTITION, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, KINDS, OWN_PARTITION, Outcome, Wait
 
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
 MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
@@ -78,11 +78,12 @@ def _kind(wait: Wait) -> str:
 def _phase(wait: Wait, *, known: bool) -> str:
     """Return the phase of a recovery that a wait counts for. When a TaskManager's heartbeats of the
     JobManager time out, that detects a failure. A process that stands still when the failure is already
-    `known` delays the restart, like a JobManager that does not answer."""
+    `known` delays the restart, like a JobManager that does not answer. A store that cannot complete a checkpoint shows a failure."""
     expired = (wait.kind, wait.outcome, wait.option)
     given_up = expired == ("jobmanager", Outcome.EXPIRED, "heartbeat.timeout")
+    failed = (wait.kind, wait.outcome) == ("completion", Outcome.FAILED)
     kind = "jobmanager" if known and wait.kind == "stalled" else _kind(wait)
-    return KINDS["heartbeat" if given_up else kind].phase
+    return KINDS["heartbeat" if given_up else "checkpoint" if failed else kind].phase
 
 
 def owner_text(wait: Wait) -> str:
@@ -104,3 +105,17 @@ def caused(wait: Wait) -> bool:
 def registers_producer(holder: Wait, wait: Wait) -> bool:
     """Whether the holder is the registration of the partition that this wait was for."""
     return wait.kind == holder.kind == "partition" and (holder.who, holder.what) == (wait.what, OWN_PARTITION)
+
+
+def stores(holder: Wait, wait: Wait) -> bool:
+    """Whether the holder is the wait for the store that could not complete this checkpoint."""
+    same = (holder.kind, holder.what) == ("completion", wait.what)
+    return same and holder.outcome is wait.outcome is Outcome.FAILED
+
+
+def starts_again(start: Wait, stopped: Wait) -> bool:
+    """Whether `start` is the start of the JobManager that a fault had killed (`stopped`). TaskManagers do not count: one that is killed while
+    it is paused starts again before the pause has ended."""
+    killed = (stopped.kind, stopped.who) == ("jobmanager", EVERYTHING)
+    same = start.kind == "start" and start.what.rpartition("-")[0] == stopped.what
+    return killed and same and stopped.start_ns < start.start_ns < stopped.end_ns

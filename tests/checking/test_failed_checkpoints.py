@@ -1,0 +1,38 @@
+"""A checkpoint that the store cannot complete fails the job: whose seconds those before the failure are."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.checking.criticalpath import attribute
+from testbed_runtime.checking.lasting import lasting_wait
+from testbed_runtime.core.waits import Outcome
+from tests.checking.test_lasting import part
+from tests.checking.test_recovery_path import SECOND, wait
+
+
+@pytest.mark.parametrize(
+    ("stored", "what", "expected"),
+    [
+        (Outcome.FAILED, "checkpoint 4", [("checkpoint", 1.0), ("completion", 3.0)]),
+        (Outcome.FAILED, "checkpoint 3", [("checkpoint", 4.0)]),  # another one
+        (Outcome.CANCELLED, "checkpoint 4", [("checkpoint", 4.0)]),
+    ],
+)
+def test_the_store_that_could_not_complete_a_checkpoint_owns_the_time_since_its_acknowledgements(
+    stored: Outcome, what: str, expected: list[tuple[str, float]]
+):
+    """It is a part of the checkpoint. All of it counts as detection, because it shows a failure."""
+    last = wait("checkpoint", 0, 4, Outcome.FAILED, what="checkpoint 4")
+    waits = [last, wait("completion", 1, 4, stored, what=what)]
+    found = attribute(waits, (), start=0, end=4 * SECOND, last=last, detected=0)
+    assert [(s.kind, s.seconds) for s in found] == expected
+    assert {s.phase for s in found} == {"detect"}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.COMPLETED])
+def test_a_checkpoint_that_fails_during_a_restart_does_not_explain_the_failure_before(outcome: Outcome):
+    """It was being stored when a task failed. A restart waits for one that completes."""
+    stored = wait("completion", 1, 5, outcome, who="w", what="checkpoint 4")
+    first = part(3, 5, "completion", "checkpoint 4", outcome=str(outcome))
+    assert lasting_wait([stored], [first]) == (None if outcome is Outcome.FAILED else stored)
