@@ -356,8 +356,9 @@ class JobMaster:
             self._advance()
 
     def _on_checkpoints_failed(self, class_name: str, text: str) -> None:
-        """Restart the whole job, because too many checkpoints or the final one failed."""
-        if self.state == "RUNNING":
+        """Restart the whole job, because too many checkpoints or the final one failed. One may fail during a restart, while it is
+        being stored."""
+        if self.state in ("RUNNING", "RESTARTING"):
             cause = Cause(class_name, text, JOBMASTER_NAME, wait="checkpoint")
             self._failovers.restart(self.graph.tasks, cause)
 

@@ -10,7 +10,9 @@ from testbed_runtime.core.job.messages import Acknowledge, ReleasePartitions
 from testbed_runtime.core.job.results import BLOCKING, FULL_RESULT
 from testbed_runtime.jobmanager.jobstore import JobStore
 from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.store.blobstore import MemoryBlobStore
 from tests.jobmanager.harness import Cluster, data_of, running_job, virtually
+from tests.jobmanager.test_jobmaster import FailingStore, reached
 
 TWO_REGIONS = JobGraph("job", (JobVertex("a", 1, 128, "a"), JobVertex("b", 1, 128, "b")), ())
 DELAY = {"restart-strategy.fixed-delay.delay": "2 s"}
@@ -76,6 +78,32 @@ async def test_the_progress_of_a_task_that_is_being_cancelled_is_refused():
                 (True, "") if state == "CANCELED" else (False, refused)
             )
         assert states == ["CANCELING"] * 3 + ["CANCELED"]
+
+
+@virtually
+async def test_a_checkpoint_that_cannot_be_stored_during_a_restart_fails_the_job_again():
+    """DefaultScheduler.handleGlobalFailure: it does not matter that a task has failed meanwhile. The later failure restarts all tasks."""
+
+    class Slow(FailingStore):
+        async def put(self, key, data):
+            await asyncio.sleep(1.0 if self.failing and key.endswith(self.refused) else 0.0)
+            await super().put(key, data)
+
+    blobs = Slow(MemoryBlobStore())
+    blobs.failing = True
+    async with Cluster(4, {"restart-strategy.fixed-delay.delay": "10 s"}, blobs=blobs) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: reached(cluster, 1, "finalizing"))
+        await asyncio.sleep(0.1)
+        tm, attempt = cluster.running_on("count-0"), cluster.attempt_of("count-0")
+        await tm.report(attempt, "FAILED", "IOException", "boom")
+        await cluster.until(lambda: len(cluster.rows.events("failover.started")) == 2)
+        blobs.failing = False
+        first, second = cluster.rows.events("failover.started")
+        assert (first["text"], round(second["t"] - first["t"], 1)) == ("boom", 0.9)
+        assert second["text"].startswith("Exceeded checkpoint tolerable failure threshold.")
+        await cluster.until_running()
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
 
 
 @virtually

@@ -14,6 +14,7 @@ from tests.simulation.knownanswers import (
     DELAY,
     DETECTION_S,
     HEARTBEAT,
+    JOBMANAGER,
     KILL,
     LATER_S,
     QUICK,
@@ -113,3 +114,24 @@ def test_a_half_open_connection_that_closes_with_its_fault_is_no_other_wait(tmp_
     found["spec"]["testbed"]["flinkConfiguration"].pop("execution.checkpointing.interval")
     (one,) = answered(found, tmp_path).recoveries
     assert owned(one)["half"] == pytest.approx(4.0, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize("reset_s", [None, 2.5])
+def test_a_store_that_cannot_complete_a_checkpoint_owns_the_time_until_the_job_fails(
+    reset_s: float | None, tmp_path: Path
+):
+    """Every task acknowledges at 1.95 s. The store is asked 1.5 s later, and fails. If a task fails before, the job fails once more."""
+    faults = [
+        fault("slow", "7 s", JOBMANAGER, store={"slow": {"delay": "1500 ms"}}),
+        fault("full", "4 s", JOBMANAGER, store={"failing": {}}),
+    ]
+    if reset_s is not None:
+        faults.append(fault("reset", "200 ms", SINK, at=f"{reset_s * 1000:.0f} ms", network={"reset": {}}))
+    options = {**QUICK, DELAY: "3 s", "execution.checkpointing.tolerable-failed-checkpoints": "0"}
+    found = recovery(Case("incomplete", faults, "", 0.0, options=options), tmp_path)
+    stored = {s.text: s.seconds for r in found.rounds for s in r.segments if s.kind == "completion"}
+    ((text, seconds),) = stored.items()
+    assert text.startswith("the checkpoint store to complete a checkpoint")
+    assert seconds == pytest.approx(1.5 if reset_s is None else 1.95 + 1.5 - reset_s, abs=TOLERANCE_S)
+    assert owned(found)[DELAY] == pytest.approx(3.0, abs=TOLERANCE_S)
+    assert len(found.rounds) == (1 if reset_s is None else 2)
