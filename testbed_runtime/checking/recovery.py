@@ -51,6 +51,16 @@ def worst(found: TrialRecovery) -> Recovery | None:
     )
 
 
+def longest(found: TrialRecovery) -> Recovery | None:
+    """Return the recovery whose length is `recovery.total`: the worst one, or a longer outage in which a fault of the worst one held the job
+    up again."""
+    chosen = worst(found)
+    if chosen is None or not chosen.recovered:
+        return chosen
+    again = [r for r in found.recoveries if r.again and r.fault in chosen.faults]
+    return max((chosen, *again), key=lambda r: r.total_s)
+
+
 def milestones(
     found: TrialRecovery, end: int, faults: Collection[str] = ()
 ) -> tuple[tuple[str, Window | None], ...]:
@@ -58,18 +68,29 @@ def milestones(
     describe the same recovery.
 
     With several faults, the windows of each fault follow as `outage/<fault>`, and so on. Faults that share a
-    recovery share its end, and each begins with its own effect. `recovered` lasts until `end`. `faults`: the
-    faults of the scenario."""
+    recovery share its end, and each begins with its own effect. Of several recoveries of one fault, the longest
+    since its effect counts. `recovered` lasts until `end`. `faults`: the faults of the scenario."""
     chosen = worst(found)
     windows = dict.fromkeys(MILESTONE_PHASES) if chosen is None else dict(_milestones(chosen, end))
-    worst_last = sorted(found.recoveries, key=lambda r: (not r.recovered, r.total_s))
-    own = {r.fault: dict(_milestones(r, end)) for r in worst_last if r.fault}
-    shared = {s.fault: dict(_of_shared(r, s, end)) for r in worst_last for s in r.shared}
     none: dict[str, Window | None] = dict.fromkeys(MILESTONE_PHASES)
-    by_fault = {**dict.fromkeys(faults, none), **shared, **own}
+    by_fault = {**dict.fromkeys(faults, none), **_of_faults(found, end)}
     if len(by_fault) > 1 or len(found.recoveries) > 1:
         windows |= {f"{n}/{fault}": w for fault, spans in by_fault.items() for n, w in spans.items()}
     return tuple(windows.items())
+
+
+def _of_faults(found: TrialRecovery, end: int) -> dict[str, dict[str, Window | None]]:
+    """Return the windows of each fault in its worst recovery: one that did not end, otherwise the one that ended last after the fault's
+    effect in it."""
+    known: dict[str, tuple[tuple[bool, int], dict[str, Window | None]]] = {}
+    for recovery in found.recoveries:
+        own = [(recovery.fault, recovery.effect_ns, _milestones(recovery, end))] if recovery.fault else []
+        shared = [(s.fault, s.effect_ns, _of_shared(recovery, s, end)) for s in recovery.shared]
+        for fault, effect_ns, spans in (*own, *shared):
+            length = (not recovery.recovered, recovery.end_ns - effect_ns)
+            if fault not in known or length > known[fault][0]:
+                known[fault] = (length, dict(spans))
+    return {fault: spans for fault, (_, spans) in known.items()}
 
 
 def no_window(found: TrialRecovery, phase: str, faults: Collection[str]) -> str:
@@ -114,14 +135,14 @@ def _spans(effect: int, back: int, recovered: int, end: int) -> Iterator[tuple[s
 
 def check_recovery(trial: Trial, entry: TrialEntry, found: TrialRecovery) -> list[Phase]:
     """Return the rows `recovery.<name>` of a trial, from its worst recovery."""
-    recovery = worst(found)
+    recovery, whole = worst(found), longest(found)
     names = (*RECOVERY_PHASES, "downtime", "total", "rounds", "unattributed", "from-events")
-    if recovery is None:
+    if recovery is None or whole is None:
         return [Phase(name, None, reason=NO_FAULT) for name in names]
     rows = [_phase(recovery, name) for name in RECOVERY_PHASES[:-1]]
     rows.append(_steady(trial, entry, recovery))
     unknown = recovery.reason not in ("", NOT_RECOVERED, JOB_FAILED)
-    total = Phase("total", None, reason=recovery.reason) if unknown else Phase("total", recovery.total_s, _largest(_segments(recovery)), _bound(recovery), recovery.fault)  # fmt: skip
+    total = Phase("total", None, reason=recovery.reason) if unknown else Phase("total", whole.total_s, _largest(_segments(whole)), _bound(whole), whole.fault)  # fmt: skip
     length = recovery.total_s or 1.0
     return [
         *rows,

@@ -332,12 +332,13 @@ class VariantAnswer(Struct, frozen=True):
     @property
     def after(self) -> str:
         """The fault (` after cut`, in backticks) if the variant has recoveries from several faults, otherwise empty. With it, those that
-        always followed in the same outage."""
+        always followed in the same outage. It is ` again after` if the job had recovered from the fault before each of them."""
         if self.fault is None:
             return ""
+        again = _AGAIN if self.fault and all(r.again for r in self.recoveries) else ""
         together = {r.faults for r in self.recoveries}
         names = together.pop() if len(together) == 1 else (self.fault,)
-        return f" after {' and '.join(map(words.named, names))}" if self.fault else " without a fault"
+        return f"{again} after {' and '.join(map(words.named, names))}" if self.fault else " without a fault"
 
     @property
     def by_fault(self) -> tuple[VariantAnswer, ...]:

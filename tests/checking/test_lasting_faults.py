@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.checking.recovery import check_recovery, milestones
 from testbed_runtime.checking.rounds import outages_of
+from testbed_runtime.core.judgement.recovery import Recovery, SharedFault, TrialRecovery
+from testbed_runtime.core.values import NS
+from tests.checking.test_metric_rows import outage
 from tests.checking.test_outages import END, Spans, at, behind, brief, fault, named, record, seconds
 
 
@@ -40,3 +44,37 @@ def test_a_fault_on_the_exchange_may_hold_the_job_up_once_more_after_a_failover(
     found = outages_of(built.trial(), effects, behind(late), at(END))
     assert [brief(o) for o in found] == expected
     assert named(found[0].shared) == "b"
+
+
+HELD = outage("held", 13, 20, "", again=True)
+KILLED = outage("kill", 8, 12, "x", shared=(SharedFault(fault="held", effect_ns=9 * NS),))
+
+
+@pytest.mark.parametrize(
+    ("recoveries", "total"),
+    [
+        ((KILLED, HELD), (7.0, "held")),
+        ((KILLED, outage("held", 13, 16, "", again=True)), (4.0, "kill")),
+        ((KILLED, outage("held", 13, 20, "")), (4.0, "kill")),  # it cost nothing before: an outage of its own
+        ((KILLED, outage("other", 13, 20, "", again=True)), (4.0, "kill")),
+        ((outage("kill", 8, 12, "x", recovered=False), HELD), (4.0, "kill")),
+    ],
+)
+def test_the_total_is_that_of_the_longer_outage_if_a_fault_holds_the_job_up_again(
+    history: Any, recoveries: tuple[Recovery, ...], total: tuple[float, str]
+):
+    """The other rows stay those of the failover."""
+    found = TrialRecovery(trial="t", recoveries=recoveries)
+    rows = {p.name: p for p in check_recovery(history.good(), history.entry(), found)}
+    assert (rows["total"].seconds, rows["total"].text) == total
+    assert rows["detect"].text == "x"
+
+
+@pytest.mark.parametrize(("until", "expected"), [(20, (13, 20)), (14, (9, 12))])
+def test_the_windows_of_a_fault_are_those_of_its_longest_outage(until: float, expected: tuple[float, float]):
+    """It took effect at 9 s in an outage that ended at 12 s, and held the job up again from 13 s on."""
+    again = outage("held", 13, until, "", again=True)
+    windows = dict(milestones(TrialRecovery(trial="t", recoveries=(KILLED, again)), END * NS))
+    found = windows["outage/held"]
+    assert found is not None
+    assert (found.start / NS, found.end / NS) == expected

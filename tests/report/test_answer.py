@@ -95,6 +95,16 @@ def test_a_fault_that_lasts_may_cost_several_outages(changes: dict[str, object],
 
 
 @pytest.mark.parametrize(
+    ("again", "text"), [((False, True), " after `dead`"), ((True, True), " again after `dead`")]
+)
+def test_a_mean_over_outages_that_came_again_says_so(again: tuple[bool, bool], text: str):
+    """Each of them: the mean of the first outage and a later one is also that of the first."""
+    (known,) = killed("main-1").recoveries
+    trials = (TrialRecovery(trial="t", recoveries=(replace(known, again=a),)) for a in again)
+    assert VariantAnswer("main", tuple(trials), "dead").after == text
+
+
+@pytest.mark.parametrize(
     ("fault", "total_s", "text"),
     [
         ("dead", 0.0, "the job failed after `dead`"),

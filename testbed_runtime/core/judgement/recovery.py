@@ -238,7 +238,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
     """The option, with its value, that allowed no more restarts. Empty unless the job failed for good."""
     again: bool = False
     """Whether the job had recovered from the same fault before. The fault lasted, and made the job fail once
-    more."""
+    more or held it up."""
     downtime_s: float | None = None
     """Seconds from the effect to the first new record at the last affected sink subtask."""
     rounds: tuple[Round, ...] = ()
