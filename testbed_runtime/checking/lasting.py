@@ -277,7 +277,7 @@ def without_outrun(
 
 def with_delays_avoided(rounds: Sequence[Round], effects: Iterable[FaultEffect]) -> tuple[Round, ...]:
     """Return the rounds with a larger slack for waits before a step that a fault delayed: without all that the waits for one option can save,
-    the step begins before the fault, and is not delayed. A wait that can be as short as 0 s then saves more than itself."""
+    the step begins before the fault, and is not delayed. A wait may then save more than itself, also one that has a limit."""
     delaying = {e.fault: e for e in effects if e.group in _ONLY_DELAYING}
     found = [s for r in rounds for s in r.segments]
     for number, step in enumerate(found):
@@ -291,10 +291,12 @@ def with_delays_avoided(rounds: Sequence[Round], effects: Iterable[FaultEffect])
             saved_ns = sum(savable_ns(found[at]) for at in own)
             if not option or step.start_ns - saved_ns >= fault.begun_ns - EPSILON_NS:
                 continue
-            if limited:
-                found[at] = replace(found[at], slack_ns=found[at].slack_ns + more_ns)
-            elif fault.kind in HELD_BACK:  # others hold up a running job too
-                found[at] = with_more(found[at], more_ns, why)
+            wait = found[at]
+            over_ns = more_ns - (wait.end_ns - wait.start_ns - wait.slack_ns) if limited else more_ns
+            if over_ns > 0 and fault.kind in HELD_BACK:  # others hold up a running job too
+                found[at] = with_more(wait, over_ns, why)
+            elif limited:
+                found[at] = replace(wait, slack_ns=wait.slack_ns + more_ns)
     return with_segments(rounds, found)
 
 

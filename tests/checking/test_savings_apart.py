@@ -111,19 +111,24 @@ def test_a_wait_with_a_limit_does_not_save_more_than_itself():
 
 
 @pytest.mark.parametrize(
-    ("kind", "begun", "expected"),
+    ("kind", "begun", "slack_s", "expected"),
     [
-        ("rpc.delay", 2, (5 + 3, "runs again before the fault `f`")),
-        ("registration.delay", 2, (5 + 3, "runs again before the fault `f`")),
-        ("rpc.delay", 1, (-1 / NS, "")),  # it would have delayed the deployment anyway
-        ("network.partition", 2, (-1 / NS, "")),  # it holds up the job that runs
+        ("rpc.delay", 2, -1 / NS, (5 + 3, "runs again before the fault `f`")),
+        ("registration.delay", 2, -1 / NS, (5 + 3, "runs again before the fault `f`")),
+        ("rpc.delay", 1, -1 / NS, (-1 / NS, "")),  # it would have delayed the deployment anyway
+        ("network.partition", 2, -1 / NS, (-1 / NS, "")),  # it holds up the job that runs
+        ("rpc.delay", 2, 4.5, (4.5 + 3, "runs again before the fault `f`")),
+        ("rpc.delay", 5.5, 2, (2 + 3, "")),  # no more than itself
+        ("rpc.delay", 2, 4, (4, "")),
+        ("network.partition", 2, 4.5, (5, "")),
     ],
 )
-def test_a_wait_that_can_be_as_short_as_0_s_also_saves_what_a_later_fault_delays(
-    kind: str, begun: float, expected: Any
-):
-    """It is from 1 to 6 s. A deployment that the fault delays follows for 3 s."""
-    own, rest = part(1, 6, "restart-delay", option=DELAY), part(6, 9, "deployment", fault="f", option="")
+def test_a_wait_also_saves_what_a_later_fault_delays(kind: str, begun: float, slack_s: float, expected: Any):
+    """It is from 1 to 6 s, and can be as short as 0 s, or as long as another wait. A deployment that the fault delays follows for 3 s."""
+    own = part(
+        1, 6, "restart-delay", option=DELAY, slack_ns=round(slack_s * NS), next="x" if slack_s > 0 else ""
+    )
+    rest = part(6, 9, "deployment", fault="f", option="")
     (found,) = with_delays_avoided([round_of(own, rest)], [effect(kind, (begun, 9))])
-    assert (found.segments[0].slack_ns / NS, found.segments[0].more) == expected
-    assert capped(found.segments[0]) == found.segments[0]
+    saved = capped(found.segments[0])
+    assert (saved.slack_ns / NS, saved.more) == expected

@@ -127,3 +127,25 @@ def test_a_restart_delay_that_the_jobmanagers_kill_cuts_off_takes_what_a_shorter
     (found,) = of_case(case, tmp_path).recoveries
     assert seconds(found, REACHABILITY) == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
     assert saved(found, REACHABILITY) == pytest.approx(shorter_s, abs=TOLERANCE_S)
+
+
+def test_a_delay_before_slow_submissions_saves_them_too_although_a_replacement_limits_it(tmp_path: Path):
+    """TaskManagers are slow from 4 s on. The lost one is replaced after 2.5 s, and the job runs then with a delay of 50 ms."""
+    faults = [
+        fault("kill", "1 s", taskmanager("tm-2"), **KILL),
+        fault("slow", "20 s", taskmanager("tm-0"), at="4 s", rpc={"delay": {"method": "SubmitTask", "delay": "3 s"}}),
+    ]  # fmt: skip
+    managers = {**NO_SPARE, "replaceLost": "2500 ms"}
+    found = {}
+    for delay in ("6 s", "50 ms"):
+        options = {**QUICK, HEARTBEAT: "20 s", "pekko.ask.timeout": "30 s", DELAY: delay}
+        case = Case("limited", faults, "", 0.0, options=options, managers=managers, observation="24 s")
+        (tmp_path / delay).mkdir()
+        found[delay] = longest(case, tmp_path / delay)
+    before, after = found.values()
+    assert before.downtime_s is not None
+    assert after.downtime_s is not None
+    assert saved(before, DELAY) == pytest.approx(before.downtime_s - after.downtime_s, abs=TOLERANCE_S)
+    assert saved(before, DELAY) > 6.0 + 2.0
+    (line,) = savings(before)
+    assert line.endswith("more than these 6.00 s: the job then runs again before the fault `slow`")
