@@ -43,8 +43,8 @@ class Phase(Struct, frozen=True):
 
 
 def worst(found: TrialRecovery) -> Recovery | None:
-    """Return the recovery that the metrics describe: one that did not end, otherwise one with a failover,
-    otherwise the longest. None if no fault began a recovery."""
+    """Return the recovery that the metrics describe (of `recovery.total`, see `longest`): one that did not end,
+    otherwise one with a failover, otherwise the longest. None if no fault began a recovery."""
     faults = [r for r in found.recoveries if r.fault]
     return max(
         faults, key=lambda r: (not r.recovered, any(x.cause for x in r.rounds), r.total_s), default=None
@@ -65,7 +65,7 @@ def milestones(
     found: TrialRecovery, end: int, faults: Collection[str] = ()
 ) -> tuple[tuple[str, Window | None], ...]:
     """Return the windows `outage`, `catch-up` and `recovered` of the worst recovery. The rows `recovery.*`
-    describe the same recovery.
+    describe the same recovery, except `recovery.total`.
 
     With several faults, the windows of each fault follow as `outage/<fault>`, and so on. Faults that share a
     recovery share its end, and each begins with its own effect. Of several recoveries of one fault, the longest

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.virtual
 FAR = fault("far", "10 s", ALL, network={"latency": {"delay": "2 s", "mode": "one-way"}})
 HALF = fault("half", "10 s", SOURCE, network={"halfOpen": {}})
 LATER = {"at": "500 ms"}
-TM_0, TM_1 = ({"taskManagers": {"names": [name]}} for name in ("tm-0", "tm-1"))
+TM_0, TM_1, TM_2, TM_3 = ({"taskManagers": {"names": [f"tm-{n}"]}} for n in range(4))
 
 
 def recovery(case: Case, folder: Path) -> Recovery:
@@ -135,3 +135,19 @@ def test_a_store_that_cannot_complete_a_checkpoint_owns_the_time_until_the_job_f
     assert seconds == pytest.approx(1.5 if reset_s is None else 1.95 + 1.5 - reset_s, abs=TOLERANCE_S)
     assert owned(found)[DELAY] == pytest.approx(3.0, abs=TOLERANCE_S)
     assert len(found.rounds) == (1 if reset_s is None else 2)
+
+
+def test_an_outage_that_comes_again_and_lasts_longer_is_the_total(tmp_path: Path):
+    """The job recovers from the kill, and uses up the credit that is left. It then waits for the end of the fault, 25.5 s after the kill."""
+    faults = [
+        fault("kill", "1 s", TM_2, **KILL),
+        fault("held", "25 s", TM_3, at="500 ms", frames={"withholdCredit": {}}),
+    ]
+    trial, metrics = answer(Case("again", faults, "", 0.0, options=QUICK, observation="40 s"), tmp_path)
+    first, again = trial.recoveries
+    assert (first.faults, again.faults, again.again) == (("kill", "held"), ("held",), True)
+    assert metrics["recovery.total"] == pytest.approx(again.total_s)
+    assert again.total_s > first.total_s
+    assert again.end_ns - first.effect_ns == pytest.approx(25.5e9, abs=TOLERANCE_S * 1e9)
+    assert metrics["recovery.detect"] == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
+    assert "main again after `held`: " in (tmp_path / "report.md").read_text()
