@@ -24,6 +24,7 @@ from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import TYPE as RESTART_TYPE
 from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
+from testbed_runtime.core.job.statememory import HIGH_PRIORITY_RATIO, WRITE_BUFFER_RATIO, check_state_memory
 from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, OWN_PREFIX, Option, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
@@ -184,9 +185,9 @@ def _limits(options: Options) -> Iterator[tuple[str, str, str]]:
     threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
     if options.integer(threads) < 1:
         yield threads, "must be at least 1", "the default is 4"
-    ratio = "state.backend.rocksdb.memory.write-buffer-ratio"
-    if not 0 <= options.number(ratio) <= 1:
-        yield ratio, "must be between 0 and 1", "the default is 0.5"
+    for ratio in (WRITE_BUFFER_RATIO, HIGH_PRIORITY_RATIO):
+        if not 0 <= options.number(ratio) <= 1:
+            yield ratio, "must be between 0 and 1", f"the default is {BY_KEY[ratio].default}"
     if options.duration("pekko.ask.timeout") <= 0:
         problem = "must be greater than 0: Flink's components send no RPC without time for the answer"
         yield "pekko.ask.timeout", problem, "the default is 10 s"
@@ -200,6 +201,7 @@ def _refused(options: Options) -> Iterator[tuple[str, str, str]]:
         CheckpointConfig.of,
         RegistrationConfig.of,
         check_debloating,
+        check_state_memory,
         lambda o: restart_strategy(o, lambda low, _: low),
     ):
         try:

@@ -18,7 +18,7 @@ from testbed_runtime.cli.options import (
     flink_options,
     show,
 )
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import OptionRefused, UserError
 from testbed_runtime.core.faults.vocabulary import camel
 from testbed_runtime.core.values import MB
 from testbed_runtime.core.versions import LATEST
@@ -165,10 +165,14 @@ def describe(options: Options, memory: ProcessMemory, *, rules: str, young: floa
 
 
 def _state_backend(options: Options, memory: ProcessMemory, slots: int) -> dict[str, Any]:
-    """Return what the state backend does with the managed memory of a slot; nothing for state on the heap."""
+    """Return what the state backend does with the managed memory of a slot; nothing for state on the heap. Raises UserError if
+    Flink refuses its shares."""
     from testbed_runtime.core.job.statememory import StateBackendConfig
 
-    config = StateBackendConfig.of(options, slots, memory.managed)
+    try:
+        config = StateBackendConfig.of(options, slots, memory.managed)
+    except OptionRefused as error:
+        raise UserError(error.key, error.message, error.hint) from None
     if not config.on_disk:
         return {}
     sizes = {"slot": config.slot_memory, "writeBuffers": config.write_buffer, "cache": config.cache}

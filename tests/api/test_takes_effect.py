@@ -15,6 +15,13 @@ BAD = {
         lambda s: s.update({"execution.checkpointing.interval": "1 s"}),
         "spec[execution.checkpointing.interval]: is an unknown field (write options of Flink below flinkConfiguration)",
     ),
+    "write buffers that leave nothing of the cache": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"state.backend.type": "rocksdb", "state.backend.rocksdb.memory.write-buffer-ratio": "0.95"}
+        ),
+        "write-buffer-ratio]: Flink does not start: Invalid configuration: writeBufferRatio 0.95 with highPriPoolRatio 0.1 (it is "
+        "'0.95': with this state.backend.rocksdb.memory.high-prio-pool-ratio, make it smaller)",
+    ),
     "bounds the wrong way round": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "min": "3 s", "max": "2 s"}),
         "spec.expect[1]: no value is at least 3 s and at most 2 s: swap `min` and `max`",

@@ -84,6 +84,15 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
             "--process-size: is the same option as taskmanager.memory.process.size (keep one of them)",
         ),
         (["-D", "env.java.opts=x", "-D", "env.java.opts=y"], "-D env.java.opts: is a duplicate"),
+        (
+            [
+                "-D",
+                "state.backend.type=rocksdb",
+                "-D",
+                "state.backend.rocksdb.memory.write-buffer-ratio=0.95",
+            ],
+            "write-buffer-ratio: Invalid configuration: writeBufferRatio 0.95 with highPriPoolRatio 0.1",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_the_option_to_change(headgate, arguments, text):

@@ -1,5 +1,8 @@
 """The sizes of the state backend, from the managed memory of a TaskManager."""
 
+import pytest
+
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.statememory import UNMANAGED_CACHE, UNMANAGED_WRITE_BUFFER, StateBackendConfig
 from testbed_runtime.core.options import Options
 
@@ -49,3 +52,32 @@ def test_state_in_memory_takes_no_managed_memory() -> None:
     old = Options({"state.backend": "rocksdb", "state.backend.incremental": "true"})
     assert StateBackendConfig.of(old, 1).on_disk
     assert StateBackendConfig.of(old, 1).incremental
+
+
+@pytest.mark.parametrize(
+    ("ratio", "high", "kind", "refused"),
+    [
+        ("0.93", "0.1", "rocksdb", False),
+        ("0.94", "0.1", "rocksdb", True),
+        ("0.94", "0.05", "rocksdb", False),
+        ("0.6", "0.6", "rocksdb", True),
+        ("0.6", "0.4", "rocksdb", False),
+        ("1.0", "0.0", "rocksdb", True),
+        ("0.99", "0.0", "rocksdb", False),
+        ("0.94", "0.1", "hashmap", False),
+    ],
+)
+@pytest.mark.parametrize("managed", ["true", "false"])
+def test_J_176_write_buffers_and_high_priority_blocks_must_leave_a_part_of_the_cache(
+    ratio: str, high: str, kind: str, managed: str, refused: bool
+) -> None:
+    """testConfigureIllegalMemoryControlParameters and its neighbours: 2 · ratio / (3 − ratio) + the other share is less than 1, whatever memory is used."""
+    prefix = "state.backend.rocksdb.memory."
+    values = {f"{prefix}high-prio-pool-ratio": high, f"{prefix}managed": managed}
+    if not refused:
+        assert config(type=kind, ratio=ratio, **values).on_disk is (kind == "rocksdb")
+        return
+    with pytest.raises(OptionRefused, match="Invalid configuration: writeBufferRatio") as error:
+        config(type=kind, ratio=ratio, **values)
+    assert str(error.value).endswith(f"writeBufferRatio {float(ratio)} with highPriPoolRatio {float(high)}")
+    assert error.value.key == f"{prefix}write-buffer-ratio"

@@ -8,11 +8,32 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import process_memory
+from testbed_runtime.core.values import java_double
+
+ROCKSDB = "state.backend.rocksdb."
+WRITE_BUFFER_RATIO = f"{ROCKSDB}memory.write-buffer-ratio"
+HIGH_PRIORITY_RATIO = f"{ROCKSDB}memory.high-prio-pool-ratio"
 
 UNMANAGED_WRITE_BUFFER, UNMANAGED_CACHE = 64 * 1024**2, 8 * 1024**2
 """Bytes of each store if it does not use managed memory: RocksDB's defaults."""
+
+
+def _on_disk(options: Options) -> bool:
+    return options.string("state.backend.type") == "rocksdb"
+
+
+def check_state_memory(options: Options) -> None:
+    """Raise OptionRefused as Flink's RocksDBMemoryConfiguration.validate does: write buffers and high-priority blocks must leave
+    a part of the cache. Flink checks this for `rocksdb` only, with and without managed memory."""
+    if not _on_disk(options):
+        return
+    ratio, high = options.number(WRITE_BUFFER_RATIO), options.number(HIGH_PRIORITY_RATIO)
+    text = f"Invalid configuration: writeBufferRatio {java_double(ratio)} with highPriPoolRatio {java_double(high)}"
+    fits = ratio <= 1 and 2 * ratio / (3 - ratio) + high < 1
+    require_option(fits, text, WRITE_BUFFER_RATIO, f"with this {HIGH_PRIORITY_RATIO}, make it smaller")
 
 
 class StateBackendConfig(Struct, frozen=True):
@@ -34,14 +55,14 @@ class StateBackendConfig(Struct, frozen=True):
     @classmethod
     def of(cls, options: Options, slots: int, managed_memory: int | None = None) -> StateBackendConfig:
         """Return the sizes for a TaskManager, by default with the managed memory that Flink derives. Raises MemoryRefused if
-        the sizes of its process do not fit."""
-        prefix = "state.backend.rocksdb."
-        managed = options.boolean(prefix + "memory.managed")
-        on_disk = options.string("state.backend.type") == "rocksdb"
+        the sizes of its process do not fit, and OptionRefused (`check_state_memory`)."""
+        check_state_memory(options)
+        managed = options.boolean(f"{ROCKSDB}memory.managed")
+        on_disk = _on_disk(options)
         total = 0
         if on_disk and managed:
             total = (process_memory(options).managed if managed_memory is None else managed_memory) // slots
-        ratio = options.number(prefix + "memory.write-buffer-ratio")
+        ratio = options.number(WRITE_BUFFER_RATIO)
         return cls(
             on_disk=on_disk,
             incremental=options.boolean("execution.checkpointing.incremental"),
@@ -49,7 +70,7 @@ class StateBackendConfig(Struct, frozen=True):
             slot_memory=total,
             write_buffer=mutable_limit(int(2 * total * ratio / 3)) if managed else UNMANAGED_WRITE_BUFFER,
             cache=int((3 - ratio) * total / 3) if managed else UNMANAGED_CACHE,
-            transfer_threads=options.integer(prefix + "checkpoint.transfer.thread.num"),
+            transfer_threads=options.integer(f"{ROCKSDB}checkpoint.transfer.thread.num"),
         )
 
 
