@@ -91,7 +91,7 @@ IO_FAILURES_COUNT = Change(
 )
 BUFFER_DEBLOATING = Change(
     "1.14",
-    "buffers can be debloated; a TaskManager does not start with sizes that contradict each other, even without debloating (FLIP-183)",
+    "buffers can be debloated (FLIP-183)",
 )
 ABORTION_NAMES_COMPLETED = Change(
     "1.15",
@@ -167,6 +167,12 @@ LAST_BUFFER_GROWS = Change(
     "buffer in the middle of the record",
 )
 PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hybrid shuffle)")
+GATES_DEBLOATED_ALONE = Change(
+    "1.15",
+    "each gate has its own buffer size, which is averaged, and a debloated buffer has room for its first record; before, all gates of a "
+    "task have one size, only their common throughput is averaged, records for all subpartitions are in full buffers, and sizes that "
+    "contradict each other are refused only with debloating (FLINK-24189, FLINK-24190)",
+)
 STARTING_SEGMENT_SIZE = Change(
     "2.0",
     "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`), and averages sizes as real numbers "

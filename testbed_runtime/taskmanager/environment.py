@@ -27,6 +27,7 @@ from testbed_runtime.core.options import EXCLUSIVE_BUFFERS, FLOATING_BUFFERS, Op
 from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import (
     CHANNEL_LIMIT_IGNORED,
+    GATES_DEBLOATED_ALONE,
     LAST_BUFFER_GROWS,
     NO_EXCLUSIVE_BUFFERS,
     PRIORITY_PASSES_BLOCK,
@@ -160,6 +161,7 @@ class NetworkEnvironment:
             file=file,
         )
         partition.last_buffer_grows = has(self.options.flink_version, LAST_BUFFER_GROWS)
+        partition.buffers_fit_records = has(self.options.flink_version, GATES_DEBLOATED_ALONE)
         pool.limits_requests = not has(self.options.flink_version, CHANNEL_LIMIT_IGNORED)
         size = None if descriptor.blocking else starting_size(self.options)
         passes_block = has(self.options.flink_version, PRIORITY_PASSES_BLOCK)

@@ -187,3 +187,15 @@ def test_F_97_a_shared_buffer_is_not_smaller_than_its_first_record() -> None:
         view.notify_new_buffer_size(size)
     writer.result.emit(EVERY, bytes(31), record_bytes=31)
     assert [[len(bytes_of(b)) for b in read_all(view)] for view in views] == [[31]] * 2
+
+
+def test_in_1_14_shared_buffers_are_not_debloated() -> None:
+    """The readers ask for 6 and 10 bytes, and get the 32 of a segment."""
+    writer = Writer(2, 32)
+    writer.result.buffers_fit_records = False
+    views = [writer.view(0), writer.view(1)]
+    for view, size in zip(views, (6, 10), strict=True):
+        view.notify_new_buffer_size(size)
+    for _ in range(5):
+        assert writer.result.emit(EVERY, bytes(8), record_bytes=8) == 8
+    assert [[len(bytes_of(b)) for b in read_all(view)] for view in views] == [[32, 8]] * 2

@@ -202,8 +202,14 @@ MEMORY, DEBLOAT = "taskmanager.memory.", "taskmanager.network.memory.buffer-debl
         ("1.20", {MEMORY + "segment-size": "512 b"}, ""),
         ("1.20", {MEMORY + "min-segment-size": "2 kb"}, ""),
         ("1.20", {MEMORY + "min-segment-size": "64 kb"}, MEMORY + "min-segment-size"),
-        ("1.14", {MEMORY + "segment-size": "512 b"}, MEMORY + "min-segment-size"),
-        ("1.13", {MEMORY + "segment-size": "512 b"}, ""),
+        ("1.15", {MEMORY + "segment-size": "128 b"}, MEMORY + "min-segment-size"),
+        ("1.14", {MEMORY + "segment-size": "512 b"}, ""),
+        (
+            "1.14",
+            {MEMORY + "segment-size": "512 b", DEBLOAT + "enabled": "true"},
+            MEMORY + "min-segment-size",
+        ),
+        ("1.13", {MEMORY + "segment-size": "512 b", DEBLOAT + "enabled": "true"}, ""),
         ("2.x", {MEMORY + "min-segment-size": "0 b"}, MEMORY + "min-segment-size"),
         ("2.x", {DEBLOAT + "samples": "0"}, DEBLOAT + "samples"),
         ("2.x", {DEBLOAT + "target": "0 s"}, DEBLOAT + "target"),
@@ -213,7 +219,7 @@ MEMORY, DEBLOAT = "taskmanager.memory.", "taskmanager.network.memory.buffer-debl
 def test_H_12_H_13_sizes_that_contradict_each_other_are_refused(
     version: str, configuration: dict[str, str], refused: str
 ) -> None:
-    """Flink's TaskManager does not start with them, whether debloating is on or off."""
+    """Flink's TaskManager does not start with them, whether debloating is on or off. In 1.14, a task fails if it is on."""
     options = Options(configuration, flink_version=version)
     if not refused:
         check_debloating(options)
@@ -239,3 +245,37 @@ def test_H_25_a_calculation_does_not_start_the_clock() -> None:
     calculator.calculate(0)
     calculator.incoming(10, 9)
     assert calculator.calculate(10) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("samples", "arrived", "throughputs"),
+    [
+        (5, [(100, 33), (200, 33), (100, 9)], [3030, 4040, 6397]),
+        (2, [(100, 33), (200, 33)], [3030, 5050]),
+        (2, [(100, 33), (200, 0)], [3030, 3030]),
+        (
+            3,
+            [(100, 33), (200, 33), *[(100, 10)] * 7, *[(10, 10)] * 3],
+            [3030, 4545, 7272, 8636, 9318, 9659, 9829, 9914, 9957, 5478, 3239, 2119],
+        ),
+    ],
+)
+def test_H_26_in_1_14_the_throughput_is_averaged(
+    samples: int, arrived: list[tuple[int, int]], throughputs: list[int]
+) -> None:
+    """ThroughputEMATest of Flink 1.14: the first value counts as it is."""
+    calculator = ThroughputCalculator(samples)
+    found, now = [], 0
+    for size, milliseconds in arrived:
+        calculator.resume(now)
+        now += milliseconds
+        calculator.incoming(size, now)
+        found.append(calculator.calculate(now))
+    assert found == throughputs
+
+
+def test_in_1_14_a_size_is_not_averaged() -> None:
+    """BufferDebloater of 1.14: it changes at once, by any factor."""
+    debloater = BufferDebloater(target_ms=1000, largest=32_768, least=256, averages=False)
+    found = [debloater.recalculate(throughput, 4) for throughput in (4000, 100_000, 1 << 20, 0)]
+    assert found == [1000, 25_000, 32_768, 256]

@@ -441,6 +441,22 @@ def test_F_67_a_buffer_has_room_for_the_rest_of_a_record(
     assert _sizes(result) == expected
 
 
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [([12], [10, 2]), ([4, 12], [10, 6]), ([40], [10, 30]), ([80], [10, 32, 32, 6])],
+)
+def test_in_1_14_a_debloated_buffer_ends_within_its_first_record(
+    records: list[int], expected: list[int]
+) -> None:
+    """The reader asks for 10 bytes, and segments have 32: only what follows a cut has room for the rest (FLINK-24190)."""
+    result = partition(size=16)
+    result.buffers_fit_records = False
+    result.subpartitions[0].set_buffer_size(10)
+    for size in records:
+        assert result.emit(0, bytes(size), record_bytes=size) == size
+    assert _sizes(result) == expected
+
+
 def test_F_66_records_that_are_written_together_fill_the_same_buffers() -> None:
     """Three records of 20 bytes at once, and one after the other."""
     for data in ([bytes(60)], [bytes(20)] * 3):

@@ -289,6 +289,17 @@ def test_the_last_buffer_of_a_partition_grows_from_flink_1_19_on(version: str, g
     inside(check)
 
 
+@pytest.mark.parametrize(("version", "fit"), [("1.15", True), ("1.14", False)])
+def test_a_debloated_buffer_has_room_for_its_first_record_from_flink_1_15_on(version: str, fit: bool):
+    """Before, it has the size that its reader asks for."""
+
+    def check() -> None:
+        made = environment(version=version).create_partition(WANTED, Wakeup())
+        assert made.buffers_fit_records is fit
+
+    inside(check)
+
+
 @pytest.mark.parametrize(("version", "limits"), [("1.16", False), ("1.15", True)])
 def test_a_subpartition_at_its_limit_gets_no_buffer_until_flink_1_15(version: str, limits: bool):
     """Later, the limit only makes the pool unavailable."""

@@ -42,10 +42,10 @@ class Gate:
         self.announced.append(size)
 
 
-def debloating(gates: list[Gate], **changes: str) -> TaskDebloating:
+def debloating(gates: list[Gate], version: str = "2.x", **changes: str) -> TaskDebloating:
     """Its task has run since 10 s, with input."""
     given: Any = gates
-    made = TaskDebloating(given, Options({**ON, **changes}))
+    made = TaskDebloating(given, Options({**ON, **changes}, flink_version=version))
     made.start(10.0)
     made.resume(10.0)
     return made
@@ -137,6 +137,26 @@ def test_a_finished_gate_announces_nothing_and_the_others_go_on():
         gate.received_bytes = 8000
     made.on_time(11.0)
     assert [gate.announced for gate in gates] == [[], [2000]]
+
+
+@pytest.mark.parametrize(("version", "announced"), [("1.15", [[1500], [500]]), ("1.14", [[1000], [1000]])])
+def test_in_1_14_all_gates_of_a_task_have_one_size(version: str, announced: list[list[int]]):
+    """8000 bytes a second for eight buffers. Later, each gate has the size that its own throughput needs."""
+    gates = [Gate(), Gate()]
+    made = debloating(gates, version)
+    gates[0].received_bytes, gates[1].received_bytes = 6000, 2000
+    made.on_time(11.0)
+    assert [gate.announced for gate in gates] == announced
+
+
+def test_in_1_14_the_samples_average_the_throughput():
+    """Three samples: half of each change counts. The size follows at once, from a full segment."""
+    gate = Gate()
+    made = debloating([gate], "1.14", **{"taskmanager.network.memory.buffer-debloat.samples": "3"})
+    for at, received in ((11.0, 8000), (12.0, 12_000)):
+        gate.received_bytes = received
+        made.on_time(at)
+    assert gate.announced == [2000, 1500]
 
 
 def test_a_task_without_debloating_has_no_deadline():

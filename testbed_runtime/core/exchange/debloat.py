@@ -6,7 +6,12 @@ from testbed_runtime.core.errors import FlinkError, require_option
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import SEGMENT
 from testbed_runtime.core.values import java_int, java_long, truncated
-from testbed_runtime.core.versions import BUFFER_DEBLOATING, STARTING_SEGMENT_SIZE, has
+from testbed_runtime.core.versions import (
+    BUFFER_DEBLOATING,
+    GATES_DEBLOATED_ALONE,
+    STARTING_SEGMENT_SIZE,
+    has,
+)
 
 LEAST, START = (f"taskmanager.memory.{name}-segment-size" for name in ("min", "starting"))
 DEBLOAT = "taskmanager.network.memory.buffer-debloat."
@@ -14,8 +19,10 @@ DEBLOAT = "taskmanager.network.memory.buffer-debloat."
 
 def check_debloating(options: Options) -> None:
     """Raise OptionRefused as Flink's BufferDebloatConfiguration does, without a message. A TaskManager reads it even if
-    debloating is off."""
+    debloating is off; in 1.14, only a task with debloating does (BufferDebloater)."""
     if not has(options.flink_version, BUFFER_DEBLOATING):
+        return
+    if not (has(options.flink_version, GATES_DEBLOATED_ALONE) or options.boolean(DEBLOAT + "enabled")):
         return
     largest, least, start = options.memory(SEGMENT), options.memory(LEAST), options.memory(START)
     rules = [
@@ -64,7 +71,16 @@ class BufferSizeEMA:
 class BufferDebloater:
     """Computes the buffer size to announce from the throughput (Flink's BufferDebloater)."""
 
-    __slots__ = ("_ema", "_largest", "_least", "_target_ms", "_threshold", "size", "time_to_consume_ms")
+    __slots__ = (
+        "_averages",
+        "_ema",
+        "_largest",
+        "_least",
+        "_target_ms",
+        "_threshold",
+        "size",
+        "time_to_consume_ms",
+    )
 
     def __init__(
         self,
@@ -76,7 +92,10 @@ class BufferDebloater:
         threshold_percent: int = 25,
         start: int | None = None,
         whole: bool = False,
+        averages: bool = True,
     ) -> None:
+        """`averages`: the size is averaged over `samples`. In 1.14 it is not, because the throughput is."""
+        self._averages = averages
         self._ema = BufferSizeEMA(largest, least, samples, start=start, whole=whole)
         self._target_ms = target_ms
         self._largest = largest
@@ -90,7 +109,10 @@ class BufferDebloater:
     def recalculate(self, throughput: int, buffers_in_use: int) -> int | None:
         """Return the size to announce for a throughput in bytes per second, or None if the change is too small."""
         desired = truncated(java_long(throughput * self._target_ms), 1000)
-        new = self._ema.calculate(desired, max(1, buffers_in_use))
+        if self._averages:
+            new = self._ema.calculate(desired, max(1, buffers_in_use))
+        else:
+            new = max(self._least, min(truncated(desired, max(1, buffers_in_use)), self._largest))
         in_flight = java_int(max(1, buffers_in_use) * new) * 1000
         self.time_to_consume_ms = truncated(in_flight, max(1, throughput))
         inside = self._least < new < self._largest
@@ -103,9 +125,11 @@ class BufferDebloater:
 class ThroughputCalculator:
     """Bytes per second during the time in which input was available. Times are in milliseconds."""
 
-    __slots__ = ("_bytes", "_last", "_measured_from", "_running_ms")
+    __slots__ = ("_alpha", "_bytes", "_last", "_measured_from", "_running_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int = 1) -> None:
+        """`samples`: the throughput is an exponential moving average over so many calculations (ThroughputEMA of 1.14)."""
+        self._alpha = 2.0 / (samples + 1)
         self._bytes = 0
         self._running_ms = 0.0
         self._measured_from: float | None = None
@@ -134,7 +158,9 @@ class ThroughputCalculator:
             self._running_ms += now_ms - self._measured_from
             self._measured_from = now_ms
         if self._running_ms > 0:
-            self._last = int(self._bytes / self._running_ms * 1000)
+            instant = int(self._bytes / self._running_ms * 1000)
+            averaged = self._alpha < 1 and self._last > 0
+            self._last = int(self._last + self._alpha * (instant - self._last)) if averaged else instant
         self._bytes = 0
         self._running_ms = 0.0
         return self._last

@@ -72,7 +72,7 @@ class ResultPartition:
     __slots__ = (
         "_barriers", "_builders", "_consumed_callbacks", "_data_ended", "_file", "_finished", "_lost",
         "_on_all_data_processed", "_shares", "_unacknowledged", "_unconsumed", "_whole_bytes", "_written",
-        "failure_cause", "is_closed", "is_released", "last_buffer_grows", "name", "on_barriers_sent",
+        "buffers_fit_records", "failure_cause", "is_closed", "is_released", "last_buffer_grows", "name", "on_barriers_sent",
         "on_task_event", "partition_id", "pool", "subpartitions",
     )  # fmt: skip
 
@@ -126,6 +126,8 @@ class ResultPartition:
         """Called for each event that a reader sends back; set by the task that subscribes."""
         self.last_buffer_grows = True
         """Whether the last buffer of the pool may grow to a record, instead of waiting for another one."""
+        self.buffers_fit_records = True
+        """Whether a debloated buffer has room for its first record, and shared buffers are debloated too."""
         self.is_released = False
         self._data_ended = False
         self._finished = False
@@ -170,7 +172,8 @@ class ResultPartition:
                     position += filled
                     continue
                 least = record_bytes - position % record_bytes if record_bytes else 1
-                builder = self._new_builder(subpartition, least)
+                fits = self.buffers_fit_records or least < record_bytes  # always the rest of a record
+                builder = self._new_builder(subpartition, least if fits else 1)
                 if builder is None:
                     break
                 extend = extend and least >= record_bytes  # not for the rest of a record
@@ -233,7 +236,7 @@ class ResultPartition:
         self._builders[subpartition] = builder
         targets, shared = self.subpartitions, subpartition == EVERY
         wanted = min([t.buffer_size for t in targets]) if shared else targets[subpartition].buffer_size
-        if 0 < wanted < self.pool.segment_bytes:
+        if 0 < wanted < self.pool.segment_bytes and (self.buffers_fit_records or not shared):
             builder.trim(max(wanted, least))
         if not shared:
             targets[subpartition].add(builder)
