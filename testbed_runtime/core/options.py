@@ -149,7 +149,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.request-backoff.max", "duration", "10000", "Maximum backoff, in milliseconds. From 1.19 on it limits the retriggers of remote channels.", aliases=("taskmanager.net.request-backoff.max",), since="1.3", millis_until=LATEST),
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19).", since="1.19"),
     Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first.", since="1.12"),
-    Option(MAX_TCP_CONNECTIONS, "integer", "1", "Most TCP connections for data from one TaskManager to another; before 1.15, each exchange has its own.", since=ONE_CONNECTION.since, removed="2.0"),
+    Option(MAX_TCP_CONNECTIONS, "integer", "1", "Most TCP connections for data from one TaskManager to another; less than 1 counts as 1. Before 1.15, each exchange has its own.", since=ONE_CONNECTION.since, removed="2.0"),
     Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds.", aliases=("taskmanager.net.client.connectTimeoutSec",)),
     Option("taskmanager.network.netty.sendReceiveBufferSize", "integer", "0", "Size of the send and receive buffers of a data socket in bytes; 0: the default of the operating system. No effect in virtual time.", aliases=("taskmanager.net.sendReceiveBufferSize",), removed="2.0"),
     Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection open after its last channel.", since="1.15"),

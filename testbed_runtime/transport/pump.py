@@ -487,9 +487,8 @@ class ConnectionManager:
         self._resolver = resolver
         self._retries = options.integer("taskmanager.network.retries")
         self._timeout_s = float(options.integer("taskmanager.network.netty.client.connectTimeoutSec"))
-        self._most = (
-            options.integer(MAX_TCP_CONNECTIONS) if has(options.flink_version, ONE_CONNECTION) else None
-        )
+        most = max(1, options.integer(MAX_TCP_CONNECTIONS))
+        self._most = most if has(options.flink_version, ONE_CONNECTION) else None
         self._pumps: dict[_Key, _ClientPump] = {}
         self._attempts: dict[_Key, asyncio.Task[PartitionRequestClient]] = {}
         self._closed = False
@@ -505,7 +504,7 @@ class ConnectionManager:
 
     def index_of(self, partition: ResultPartitionID) -> int:
         """Return the index of the connection for a partition. Since Flink 1.15 it is below `taskmanager.network.max-num-tcp-connections`
-        (1 by default). Before, every exchange has a connection of its own."""
+        (1 by default, and at least). Before, every exchange has a connection of its own."""
         drawn = int.from_bytes(partition.data_set[:4], "big")
         return drawn if self._most is None else drawn % self._most
 

@@ -160,7 +160,6 @@ def test_edits_counts_additions_omissions_changes_and_swaps(a, b, count):
         ("taskmanager.network.memory.buffers-per-channel", 0),
         ("taskmanager.network.memory.floating-buffers-per-gate", 1),
         (REQUIRED_PER_GATE, 1),
-        (MAX_TCP_CONNECTIONS, 1),
     ],
 )
 def test_sizes_that_flink_refuses_are_too_small(key, least):
@@ -168,6 +167,11 @@ def test_sizes_that_flink_refuses_are_too_small(key, least):
     option = BY_KEY[key]
     assert value_problem(option, str(least)) == ""
     assert value_problem(option, str(least - 1)) != ""
+
+
+def test_no_connection_at_all_counts_as_one():
+    """NettyShuffleEnvironmentConfiguration.fromConfiguration raises `max-num-tcp-connections` to 1."""
+    assert [value_problem(BY_KEY[MAX_TCP_CONNECTIONS], text) for text in ("1", "0", "-1")] == [""] * 3
 
 
 def test_an_alias_that_the_version_no_longer_reads_says_so():
