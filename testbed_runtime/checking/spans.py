@@ -34,14 +34,15 @@ class Span(Struct, frozen=True, kw_only=True):
     failed: bool = False
 
 
-def spans(trace: Mapping[str, Any], *, run: str, started_ns: int) -> Iterator[list[Span]]:
+def spans(trace: Mapping[str, Any], *, run: str, first_ns: int | None) -> Iterator[list[Span]]:
     """Yield the spans of each trial of a `trace.json`, the root first.
 
-    The trace has times of a monotonic clock. Its first slice gets the time at which the run started."""
+    On one machine, the trace has times of a monotonic clock: `first_ns` is the time of its first slice, in nanoseconds since 1970. None:
+    the trace has such times itself, as in pods."""
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     if not slices:
         return
-    offset_ns = started_ns - _ns(min(event["ts"] for event in slices))
+    offset_ns = 0 if first_ns is None else first_ns - _ns(min(event["ts"] for event in slices))
     named = [event for event in trace["traceEvents"] if event["ph"] == "M"]
     names = {(event["pid"], event["tid"]): str(event["args"]["name"]) for event in named}
     for pid in dict.fromkeys(event["pid"] for event in slices):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import time
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -18,6 +20,7 @@ from testbed_runtime.history.manifest import read_manifest
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """A collector is configured if one of these variables is set. The exporter reads the other ones (headers, certificate, timeout)."""
@@ -27,13 +30,23 @@ BATCH = 512
 """Spans in one request, as in OpenTelemetry's batch processor."""
 SERVICE = "headgate"
 LIMIT_S = 30.0
-"""No further request is sent after this time, because a run does not end before its trace is sent."""
+"""A run ends after this time even if the collector has not answered. The exporter's own timeout is one of each read: a collector that
+answers byte by byte never exceeds it."""
+REASON_MAX = 300
+"""Characters of the exporter's message in the line about a failure."""
 
 
 def export(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
     """Send the trace of a run, if a collector is configured. Return what was done in one line; empty if there was nothing to do.
 
-    A collector that cannot be reached changes no verdict."""
+    Neither a collector that cannot be reached nor an error of the exporter changes a verdict."""
+    try:
+        return _export(folder, environment)
+    except Exception as error:
+        return f"the trace was not sent: {type(error).__name__}: {error}"
+
+
+def _export(folder: Path, environment: Mapping[str, str]) -> str:
     if not any(environment.get(name) for name in ENDPOINTS) or _is_off(environment):
         return ""
     protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), PROTOCOL)
@@ -49,7 +62,9 @@ def export(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
         return "the trace was not sent: OpenTelemetry is not installed (pip install 'headgate[otel]')"
     manifest = read_manifest(folder)
     started_ns = int(datetime.fromisoformat(manifest.started).timestamp()) * 10**9
-    found = chain.from_iterable(spans(trace, run=manifest.run, started_ns=started_ns))
+    # pods have a shared clock, and a run in pods starts long after its object was created
+    first_ns = None if manifest.environment == "kubernetes" else started_ns
+    found = chain.from_iterable(spans(trace, run=manifest.run, first_ns=first_ns))
     named = {"service.name": environment.get("OTEL_SERVICE_NAME") or SERVICE}
     return _send(found, Resource.create(named))
 
@@ -60,21 +75,80 @@ def _is_off(environment: Mapping[str, str]) -> bool:
 
 
 def _send(found: Iterable[Span], resource: Resource) -> str:
+    """Send the spans in the background, because no timeout of the exporter limits the whole answer of a collector."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import SpanExportResult
 
-    exporter = OTLPSpanExporter()
-    waiting, sent, begun = iter(found), 0, time.monotonic()
-    try:
-        while batch := [_readable(span, resource) for span in islice(waiting, BATCH)]:
-            if time.monotonic() - begun > LIMIT_S:
-                return f"the collector was too slow for the whole trace: it got {sent:,} spans"
-            if exporter.export(batch) is not SpanExportResult.SUCCESS:
-                return f"the collector did not take the trace; it got {sent:,} spans"
-            sent += len(batch)
-    finally:
+    with _complaints() as complaints:
+        exporter = OTLPSpanExporter()
+        waiting, sending = iter(found), _Sending()
+        batches = iter(lambda: [_readable(span, resource) for span in islice(waiting, BATCH)], [])
+        thread = threading.Thread(target=sending.run, args=(exporter, batches), daemon=True)
+        thread.start()
+        thread.join(LIMIT_S)
+        sending.stopped.set()
         exporter.shutdown()  # type: ignore[no-untyped-call]  # the exporter has no annotation there
-    return f"trace: {sent:,} spans sent to the collector"
+    if sending.failure:
+        raise sending.failure
+    why = f": {complaints[0]}" if complaints else ""
+    if thread.is_alive():
+        return f"the collector was too slow for the whole trace: it got {sending.sent:,} spans{why}"
+    if sending.refused:
+        return f"the collector did not take the trace; it got {sending.sent:,} spans{why}"
+    return f"trace: {sending.sent:,} spans sent to the collector{why}"
+
+
+class _Sending:
+    """The progress of a background thread that sends batches of spans."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.sent = 0
+        self.refused = False
+        self.failure: Exception | None = None
+
+    def run(self, exporter: SpanExporter, batches: Iterable[list[ReadableSpan]]) -> None:
+        """Send batch after batch until one is refused or `stopped` is set. An exception becomes `failure`."""
+        try:
+            self._run(exporter, batches)
+        except Exception as error:
+            self.failure = error
+
+    def _run(self, exporter: SpanExporter, batches: Iterable[list[ReadableSpan]]) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        for batch in batches:
+            if self.stopped.is_set():
+                return
+            if exporter.export(batch) is not SpanExportResult.SUCCESS:
+                self.refused = True
+                return
+            self.sent += len(batch)
+
+
+class _Keep(logging.Handler):
+    """Appends the text of each warning to a list, without what the exporter does about it."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().partition(" encountered while exporting")[0]
+        self._found.append(" ".join(text.split())[:REASON_MAX])
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """Collect the warnings and errors that OpenTelemetry logs, which would otherwise appear on the terminal with every retry."""
+    logger, found = logging.getLogger("opentelemetry"), list[str]()
+    handler, before = _Keep(found), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def _readable(span: Span, resource: Resource) -> ReadableSpan:

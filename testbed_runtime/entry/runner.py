@@ -133,7 +133,7 @@ class RunnerPod:
             return
         await progress.write_with_retries(report_map(run, result.folder))
         # before the run is complete: the operator may delete this pod then
-        if line := await asyncio.to_thread(_trace_sent, result.folder):
+        if line := await asyncio.to_thread(telemetry.export, result.folder):
             progress.on_event(Notice(line))
         verdict = result.verdict
         manifest = read_manifest(result.folder)
@@ -215,14 +215,6 @@ class RunnerPod:
             self._control.resume()
         if run.heal_requested:
             self._control.heal(f"the annotation {naming.ANNOTATION_HEAL} was set on the ScenarioRun")
-
-
-def _trace_sent(folder: Path) -> str:
-    """Send the trace of the run. Return what was done in one line; an error of the exporter must not cost the verdict."""
-    try:
-        return telemetry.export(folder)
-    except Exception as error:
-        return f"the trace was not sent: {type(error).__name__}: {error}"
 
 
 def _rows(folder: Path, manifest: RunManifest) -> list[MetricRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -169,23 +170,74 @@ def test_many_spans_are_sent_in_batches(
 
 @pytest.mark.parametrize("collector", [400], indirect=True)
 def test_a_collector_that_refuses_the_trace_is_named_and_changes_nothing_else(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ):
-    """The line says so; no exception."""
+    """The line has the collector's reason; no exception, and the exporter prints nothing of its own."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
-    assert telemetry.export(run_folder(tmp_path)) == "the collector did not take the trace; it got 0 spans"
-
-
-def test_a_collector_that_is_too_slow_gets_a_part_of_the_trace(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
-):
-    """A run waits for its trace, but not without end. Nothing is sent after the time is over."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
-    monkeypatch.setattr(telemetry, "LIMIT_S", -1.0)
     assert telemetry.export(run_folder(tmp_path)) == (
-        "the collector was too slow for the whole trace: it got 0 spans"
+        "the collector did not take the trace; it got 0 spans: Failed to export spans batch code: 400, reason: Bad Request"
     )
-    assert collector.spans == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_collector_that_answers_byte_by_byte_does_not_keep_a_run_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The exporter's timeout is one of each read, so only the limit of the whole answer ends the wait."""
+    monkeypatch.setattr(telemetry, "LIMIT_S", 0.3)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                while not over.wait(0.05):
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        line = telemetry.export(run_folder(tmp_path))
+        over.set()
+        thread.join()
+    assert line == "the collector was too slow for the whole trace: it got 0 spans"
+
+
+def test_a_setting_that_the_exporter_ignores_is_named(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """The trace is sent with the default, and the line says so."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")
+    assert telemetry.export(run_folder(tmp_path)) == (
+        "trace: 5 spans sent to the collector: Invalid timeout value '10s', using default of 10 seconds"
+    )
+
+
+def test_a_trace_that_cannot_be_read_costs_no_verdict(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever fails, the caller gets a line and no exception."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    folder = run_folder(tmp_path, [*EVENTS, {"ph": "X"}])
+    assert telemetry.export(folder) == "the trace was not sent: KeyError: 'ts'"
+    (folder / "trace.json").write_text("{")
+    assert telemetry.export(folder).startswith("the trace was not sent: JSONDecodeError")
+
+
+def test_a_run_in_pods_keeps_its_times(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch):
+    """They are those of the nodes' clocks. The run's object is created long before its first wait, while images are pulled."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    later_us = (STARTED_NS + 90 * 10**9) / 1e3
+    folder = run_folder(tmp_path, [*EVENTS[:4], slice_of(3, later_us, 1e6, "heartbeat tm-1", "heartbeat")])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "place": "kubernetes"}))
+    telemetry.export(folder)
+    assert {span.start_time_unix_nano for span in collector.spans} == {STARTED_NS + 90 * 10**9}
 
 
 @pytest.mark.parametrize(
