@@ -24,7 +24,13 @@ from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import TYPE as RESTART_TYPE
 from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
-from testbed_runtime.core.job.statememory import HIGH_PRIORITY_RATIO, WRITE_BUFFER_RATIO, check_state_memory
+from testbed_runtime.core.job.statememory import (
+    HIGH_PRIORITY_RATIO,
+    TRANSFER_THREADS,
+    UNDEFINED_THREADS,
+    WRITE_BUFFER_RATIO,
+    check_state_memory,
+)
 from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, OWN_PREFIX, Option, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
@@ -182,9 +188,8 @@ def _limits(options: Options) -> Iterator[tuple[str, str, str]]:
     if options.duration(BUFFERS_TIMEOUT) < MILLISECOND:
         problem = "Flink does not start: The timeout for requesting exclusive buffers should be positive."
         yield BUFFERS_TIMEOUT, problem, "write at least 1 ms"
-    threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
-    if options.integer(threads) < 1:
-        yield threads, "must be at least 1", "the default is 4"
+    if options.integer(TRANSFER_THREADS) < UNDEFINED_THREADS:
+        yield TRANSFER_THREADS, "must be at least -1", "-1 stands for the default"
     for ratio in (WRITE_BUFFER_RATIO, HIGH_PRIORITY_RATIO):
         if not 0 <= options.number(ratio) <= 1:
             yield ratio, "must be between 0 and 1", f"the default is {BY_KEY[ratio].default}"

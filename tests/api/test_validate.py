@@ -217,8 +217,8 @@ BAD = {
         "or equal than the heartbeat interval. (it is '500 ms': make it a few times heartbeat.interval, 1 s)",
     ),
     "no transfer of state": (
-        configured({"state.backend.rocksdb.checkpoint.transfer.thread.num": "0"}),
-        "transfer.thread.num]: must be at least 1 (the default is 4)",
+        configured({"state.backend.rocksdb.checkpoint.transfer.thread.num": "-2"}),
+        "transfer.thread.num]: must be at least -1 (-1 stands for the default)",
     ),
     "share that is more than all": (
         configured({"state.backend.rocksdb.memory.write-buffer-ratio": "1.5"}),

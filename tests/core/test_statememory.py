@@ -81,3 +81,16 @@ def test_J_176_write_buffers_and_high_priority_blocks_must_leave_a_part_of_the_c
         config(type=kind, ratio=ratio, **values)
     assert str(error.value).endswith(f"writeBufferRatio {float(ratio)} with highPriPoolRatio {float(high)}")
     assert error.value.key == f"{prefix}write-buffer-ratio"
+
+
+@pytest.mark.parametrize(
+    ("version", "threads", "expected"),
+    [("2.x", "", 4), ("1.12", "", 1), ("2.x", "0", 1), ("2.x", "-1", 4), ("1.12", "-1", 1), ("2.x", "7", 7)],
+)
+def test_no_thread_transfers_one_file_at_a_time_and_minus_one_is_the_default(
+    version: str, threads: str, expected: int
+) -> None:
+    """RocksDBStateDataTransferHelper.forThreadNum, and getNumberOfTransferThreads of the backend."""
+    key = "state.backend.rocksdb.checkpoint.transfer.thread.num"
+    options = Options({key: threads} if threads else {}, flink_version=version)
+    assert StateBackendConfig.of(options, 1).transfer_threads == expected

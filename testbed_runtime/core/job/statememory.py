@@ -9,14 +9,16 @@ from __future__ import annotations
 from msgspec import Struct
 
 from testbed_runtime.core.errors import require_option
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.processmemory import process_memory
 from testbed_runtime.core.values import java_double
 
 ROCKSDB = "state.backend.rocksdb."
 WRITE_BUFFER_RATIO = f"{ROCKSDB}memory.write-buffer-ratio"
 HIGH_PRIORITY_RATIO = f"{ROCKSDB}memory.high-prio-pool-ratio"
-
+TRANSFER_THREADS = f"{ROCKSDB}checkpoint.transfer.thread.num"
+UNDEFINED_THREADS = -1
+"""Flink's UNDEFINED_NUMBER_OF_TRANSFER_THREADS. Less than that is not a number of threads in any version."""
 UNMANAGED_WRITE_BUFFER, UNMANAGED_CACHE = 64 * 1024**2, 8 * 1024**2
 """Bytes of each store if it does not use managed memory: RocksDB's defaults."""
 
@@ -34,6 +36,14 @@ def check_state_memory(options: Options) -> None:
     text = f"Invalid configuration: writeBufferRatio {java_double(ratio)} with highPriPoolRatio {java_double(high)}"
     fits = ratio <= 1 and 2 * ratio / (3 - ratio) + high < 1
     require_option(fits, text, WRITE_BUFFER_RATIO, f"with this {HIGH_PRIORITY_RATIO}, make it smaller")
+
+
+def _transfer_threads(options: Options) -> int:
+    """Return how many files are transferred at a time: one if the option is 0, and the default of the version if it is -1."""
+    threads = options.integer(TRANSFER_THREADS)
+    if threads == UNDEFINED_THREADS:
+        threads = int(BY_KEY[TRANSFER_THREADS].default_in(options.flink_version))
+    return max(1, threads)
 
 
 class StateBackendConfig(Struct, frozen=True):
@@ -70,7 +80,7 @@ class StateBackendConfig(Struct, frozen=True):
             slot_memory=total,
             write_buffer=mutable_limit(int(2 * total * ratio / 3)) if managed else UNMANAGED_WRITE_BUFFER,
             cache=int((3 - ratio) * total / 3) if managed else UNMANAGED_CACHE,
-            transfer_threads=options.integer(f"{ROCKSDB}checkpoint.transfer.thread.num"),
+            transfer_threads=_transfer_threads(options),
         )
 
 
