@@ -18,12 +18,14 @@ from testbed_runtime.core.documents import TRACE_FILE
 from testbed_runtime.history.manifest import read_manifest
 
 if TYPE_CHECKING:
+    import requests
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """A collector is configured if one of these variables is set. The exporter reads the other ones (headers, certificate, timeout)."""
+CERTIFICATES = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 BATCH = 512
@@ -79,7 +81,7 @@ def _send(found: Iterable[Span], resource: Resource) -> str:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     with _complaints() as complaints:
-        exporter = OTLPSpanExporter()
+        exporter = OTLPSpanExporter(session=_session())
         waiting, sending = iter(found), _Sending()
         batches = iter(lambda: [_readable(span, resource) for span in islice(waiting, BATCH)], [])
         thread = threading.Thread(target=sending.run, args=(exporter, batches), daemon=True)
@@ -95,6 +97,22 @@ def _send(found: Iterable[Span], resource: Resource) -> str:
     if sending.refused:
         return f"the collector did not take the trace; it got {sending.sent:,} spans{why}"
     return f"trace: {sending.sent:,} spans sent to the collector{why}"
+
+
+def _session() -> requests.Session | None:
+    """Return a session that trusts the certificate of OpenTelemetry's variables, or None if they name none. Otherwise requests prefers
+    REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE, which many build machines set."""
+    if not any(os.environ.get(name) for name in CERTIFICATES):
+        return None
+    import requests
+
+    class Session(requests.Session):
+        def merge_environment_settings(
+            self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+        ) -> Any:
+            return super().merge_environment_settings(url, proxies, stream, verify or self.verify, cert)
+
+    return Session()
 
 
 class _Sending:

@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from testbed_runtime.cli import telemetry
 from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
+from tests.kubernetes import local_registry
 
 STARTED = "2026-01-01T00:00:00+00:00"
 STARTED_NS = 1_767_225_600 * 10**9
@@ -227,6 +228,21 @@ def test_a_trace_that_cannot_be_read_costs_no_verdict(
     assert telemetry.export(folder) == "the trace was not sent: KeyError: 'ts'"
     (folder / "trace.json").write_text("{")
     assert telemetry.export(folder).startswith("the trace was not sent: JSONDecodeError")
+
+
+def test_the_certificate_of_the_collector_is_trusted_beside_another_bundle(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """A build machine often has a bundle of its own in REQUESTS_CA_BUNDLE. It does not replace the certificate that was named for this purpose."""
+    tls, other = local_registry.certificate(tmp_path, "127.0.0.1"), tmp_path / "other"
+    other.mkdir()
+    local_registry.certificate(other, "127.0.0.1")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(other / "ca.crt"))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path / "ca.crt"))
+    plain = collector.server.socket
+    with tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False) as collector.server.socket:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address.replace("http:", "https:"))
+        assert telemetry.export(run_folder(tmp_path)) == "trace: 5 spans sent to the collector"
 
 
 def test_a_run_in_pods_keeps_its_times(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch):
