@@ -16,6 +16,7 @@ import yaml
 
 from tests.kubernetes import local_registry, rendering
 from tools.cluster import packages
+from tools.cluster.settings import ClusterError
 from tools.images import archive, bare, engine, lay_out, settings
 from tools.images.__main__ import main
 
@@ -214,6 +215,31 @@ def test_a_push_with_an_engine_pushes_every_name_and_prints_the_helm_command(
     assert {f"registry.example:5000/apps/{image}" for image in chart_defaults()} <= pushed
     assert len(pushed) == len(settings.IMAGES) * 3
     assert settings.helm_command("registry.example:5000/apps") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["unauthorized: authentication required", "no basic auth credentials"])
+def test_a_push_that_the_registry_refuses_names_the_command_that_logs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+):
+    """With an engine and with buildah, whose message also says which credentials of Docker it does not read."""
+    program = tmp_path / "docker"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *push*docker://*|push*) echo "{words}" >&2; exit 1;; esac\n')
+    program.chmod(0o755)
+    with pytest.raises(ClusterError, match=rf"{words}\n.*run `docker login registry.example:5000`$"):
+        engine.push(str(program), {"headgate": ("headgate:dev",)}, "registry.example:5000/apps")
+    monkeypatch.setattr(packages, "find", lambda name: str(program))
+    layout, references = settings.Layout(tmp_path), ["registry.example:5000/apps/headgate:dev"]
+    with pytest.raises(ClusterError, match=r"run `buildah login registry.example:5000` .*`credsStore`"):
+        bare.push(layout, tmp_path / "a.tar", references)
+
+
+def test_another_error_of_a_push_stays_as_it_is(tmp_path: Path):
+    """A registry that cannot be reached needs no login."""
+    program = tmp_path / "docker"
+    program.write_text("#!/bin/sh\necho connection refused >&2; exit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(ClusterError, match=r"connection refused$"):
+        engine.push(str(program), {"headgate": ("headgate:dev",)}, "registry.example/apps")
 
 
 @pytest.mark.helm

@@ -17,7 +17,7 @@ from tools.cluster import files, packages
 from tools.cluster.settings import ClusterError
 
 from . import archive, lay_out, settings
-from .engine import run
+from .engine import login_named, run
 from .say import say, step
 from .settings import Layout
 
@@ -28,6 +28,7 @@ NEEDLESS = ("usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/li
 OF_THIS_MACHINE = ("etc/resolv.conf", "etc/hostname", "etc/machine-id")
 NICE = ("nice", "-n", "5")
 MINUTES = {"headgate": 2, "headgate-agent": 1, "headgate-spark": 3}  # on two cores, in this order
+NO_STORE = " (buildah also reads `auths` and `credHelpers` of Docker's config.json, but not its `credsStore`)"
 LOCAL = "headgate.local/"  # prefix of the names in buildah's storage
 
 
@@ -177,7 +178,7 @@ def push(layout: Layout, whole: Path, references: list[str]) -> None:
     _buildah(layout, "manifest", "create", made)
     _buildah(layout, "manifest", "add", made, f"docker-archive:{whole}")
     for reference in references:
-        with step(f"pushing {reference}"):
+        with step(f"pushing {reference}"), login_named("buildah login", reference, NO_STORE):
             _buildah(
                 layout, "manifest", "push", "-q", "--all", "--format", "v2s2", made, f"docker://{reference}"
             )

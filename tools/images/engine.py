@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tools.cluster import command as command_line
+from tools.cluster.settings import ClusterError
 
 from . import settings
 from .say import step
 
 ENGINES = ("docker", "podman")
 ANSWER_LIMIT_S = 20
+REFUSED = ("unauthorized", "authentication required", "no basic auth credentials", "access denied")
+"""Words of a registry that accepts no push without a login, in lower case."""
 
 
 def find() -> str | None:
@@ -52,9 +57,24 @@ def push(engine: str, built: dict[str, tuple[str, ...]], prefix: str) -> list[st
         reference = f"{prefix}/{name}"
         with step(f"pushing {reference}"):
             run([engine, "tag", name, reference])
-            run([engine, "push", reference])
+            with login_named(f"{Path(engine).name} login", reference):
+                run([engine, "push", reference])
         references.append(reference)
     return references
+
+
+@contextmanager
+def login_named(login: str, reference: str, hint: str = "") -> Iterator[None]:
+    """Add the command that logs in to the error of a push that the registry refused."""
+    try:
+        yield
+    except ClusterError as error:
+        if not any(word in str(error).lower() for word in REFUSED):
+            raise
+        registry = reference.partition("/")[0]
+        raise ClusterError(
+            f"{error}\nthe registry refused the push: run `{login} {registry}`{hint}"
+        ) from None
 
 
 def save(engine: str, built: dict[str, tuple[str, ...]], folder: Path) -> list[Path]:
