@@ -23,6 +23,9 @@ DURATION_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 KINDS_MAX = 16
 """Maximum values of the label `kind`. Headgate has five kinds; anything beyond the limit is counted as `other`."""
 
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+"""The content type of Prometheus' text format."""
+
 
 class Metrics:
     """Counters by kind, in Prometheus' text format."""
@@ -34,7 +37,7 @@ class Metrics:
         self._durations: dict[str, Histogram] = {}
         self._interruptions = 0
         self._calls: Counter[tuple[str, str, str]] = Counter()
-        self._reviews: Counter[str] = Counter()
+        self._reviews = Counter({"allowed": 0, "refused": 0})
 
     def answered(self, call: Call, status: int) -> None:
         """Count a request to the API server by its result. Status 0: the server was not reached."""
@@ -54,6 +57,7 @@ class Metrics:
         kind = self._bounded(kind)
         self._total[kind] = self._total.get(kind, 0) + 1
         self._errors[kind] = self._errors.get(kind, 0) + failed
+        self._retries.setdefault(kind, 0)
         self._durations.setdefault(kind, Histogram(DURATION_BUCKETS_S)).add(seconds)
 
     def retried(self, kind: str) -> None:
@@ -201,7 +205,7 @@ def application(pages: Pages) -> web.Application:
         return await check(pages.ready)
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=pages.metrics(), content_type="text/plain", charset="utf-8")
+        return web.Response(body=pages.metrics().encode(), headers={"Content-Type": TEXT_FORMAT})
 
     app = web.Application()
     app.router.add_get(HEALTHZ, healthz)

@@ -42,7 +42,8 @@ class Population:
 
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str], _Facts] = {}
-        self._verdicts: Counter[str] = Counter()
+        # from 0 on, because Prometheus' increase() does not see the step with which a time series begins
+        self._verdicts = Counter(dict.fromkeys((*VERDICTS, OTHER), 0))
         self._voided = 0
         self._evaluations = Histogram(EVALUATION_BUCKETS_S)
 

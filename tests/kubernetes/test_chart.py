@@ -422,6 +422,16 @@ def test_alerts_and_dashboard_use_metrics_that_exist(kind):
     assert {name.removesuffix("_bucket") for name in named} <= _exposed()
 
 
+def test_alerts_of_two_installations_with_the_same_names_differ():
+    """Each rule selects its own operator and keeps the labels by which Alertmanager distinguishes two alerts."""
+    objects = of_kind(chart("--set", "metrics.prometheusRule.enabled=true"), "PrometheusRule")
+    [found] = [o for o in objects if o["metadata"]["name"] == "demo-headgate-operator"]
+    for rule in (rule for group in found["spec"]["groups"] for rule in group["rules"]):
+        selectors = set(re.findall(r"headgate_\w+(\{.*?\})", rule["expr"]))
+        assert selectors == {'{namespace="headgate-system",job="demo-headgate-operator"}'}
+        assert "by (namespace, job)" in rule["expr"]
+
+
 def test_a_cluster_wide_operator_acts_only_in_the_namespaces_that_are_named():
     """Everywhere it sees its kinds and pods; Secrets, changes of pods and bindings only where its second role is bound."""
     account = "demo-headgate-operator"
