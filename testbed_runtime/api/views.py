@@ -55,6 +55,8 @@ _NO_NODE = {
 }
 """Parts of the scheduler's message, and what to do about each."""
 HOW_TO_PULL = "correct image.* of the installation, or set global.imagePullSecrets"
+HOW_TO_LOG_IN = "correct image.* of the installation, or in this namespace the pull secret"
+"""Advice before the names of the pull secrets of a pod. A kubelet ignores one that does not exist."""
 MAX_LOG_LINE = 500
 """Characters of a log line in a message, from its end."""
 OOM_KILLED = "OOMKilled"
@@ -294,7 +296,7 @@ class Pod(Resource, frozen=True):
             if waiting and waiting.get("reason") not in STARTING:
                 text = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
                 return (
-                    f"{text}; {HOW_TO_PULL}"
+                    f"{text}; {self._how_to_pull}"
                     if waiting["reason"] in WITHOUT_IMAGE
                     else _with_log(text, container)
                 )
@@ -311,6 +313,12 @@ class Pod(Resource, frozen=True):
     def without_image(self) -> bool:
         """Whether the kubelet cannot pull the image of one of its containers."""
         return any((c.waiting or {}).get("reason") in WITHOUT_IMAGE for c in self._unfinished)
+
+    @property
+    def _how_to_pull(self) -> str:
+        secrets = (self.raw.get("spec") or {}).get("imagePullSecrets") or ()
+        names = ", ".join(str(secret.get("name")) for secret in secrets)
+        return f"{HOW_TO_LOG_IN} {names}" if names else HOW_TO_PULL
 
     @property
     def _unfinished(self) -> tuple[Container, ...]:

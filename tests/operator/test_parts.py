@@ -29,6 +29,7 @@ from testbed_runtime.api.views import Resource, Run, Study, seconds
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.http import bearer_token, serve
 from testbed_runtime.kube.manifests import config_map
+from testbed_runtime.kube.spark import executors
 from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual
@@ -347,6 +348,27 @@ def test_every_object_carries_the_labels_that_kubernetes_recommends() -> None:
         found = labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]
         assert found == (instance, component)
         assert not naming.OPERATOR_LABELS.items() <= labels.items()
+
+
+def test_every_pod_has_the_pull_secrets_and_the_label_that_network_policies_select() -> None:
+    """One without them could not be pulled from a registry with a login, or could not be reached by the others."""
+    settings = from_environment({"HEADGATE_IMAGE_PULL_SECRETS": "login,mirror"})
+    bench, run = with_uid(), a_run()
+    bench["spec"]["pods"] = {"packetFaults": True, "proxy": True}  # type: ignore[index]
+    run["metadata"]["uid"] = "u"
+    study = a_study()
+    study["metadata"]["uid"] = "u"
+    pods = [
+        objects.pod(bench, process, incarnation=1, secret_uid="s", settings=settings)
+        for process in ("jobmanager", "tm-0", "store", "proxy")
+    ]
+    pods += [build(Run(run), settings) for build in (objects_runs.runner_pod, objects_runs.recorder_pod)]
+    pods += [objects_runs.spark_pod(Run(run), settings), objects_runs.study_pod(Study(study), settings)]
+    for pod in pods:
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "login"}, {"name": "mirror"}]
+        assert pod["metadata"]["labels"][naming.LABEL_MANAGED_BY] == naming.MANAGED_BY
+    executor = executors.pod_template("headgate-spark")
+    assert executor["metadata"]["labels"][naming.LABEL_MANAGED_BY] == naming.MANAGED_BY
 
 
 def test_additional_variables_reach_runner_pods_only() -> None:

@@ -199,6 +199,15 @@ PULLING = Pod({**PULLING.raw, "spec": {"containers": [{"name": "c", "image": "he
 PULLING_TEXT = f"pod any: ErrImagePull: no such image; {HOW_TO_PULL}"
 
 
+def test_a_pod_with_a_pull_secret_that_cannot_pull_names_the_secret() -> None:
+    """The kubelet ignores a Secret that does not exist in the pod's namespace, and only says that it may not pull."""
+    secrets = [{"name": "login"}, {"name": "mirror"}]
+    pod = Pod({**PULLING.raw, "spec": {**PULLING.raw["spec"], "imagePullSecrets": secrets}})
+    assert pod.problem == (
+        "ErrImagePull: no such image; correct image.* of the installation, or in this namespace the pull secret login, mirror"
+    )
+
+
 @pytest.mark.parametrize(
     ("nodes", "hints"),
     [
