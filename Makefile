@@ -80,10 +80,10 @@ cluster-down: setup ## stop and remove that Kubernetes; only the cache of what w
 images: setup ## headgate, headgate-agent, headgate-spark; loaded into the cluster that is up, or with PUSH=registry/prefix pushed there
 	@$(BIN)/python -m tools.images build $(if $(PUSH),--push $(PUSH),--load)
 
-chart: setup ## package the Helm chart into dist/; PUSH=registry/prefix pushes it as an OCI artifact, SIGN=key signs it with GnuPG
+chart: setup ## package the Helm chart into dist/; PUSH=registry/prefix pushes it to registry/prefix/charts, SIGN=key signs it with GnuPG
 	@mkdir -p dist; rm -f dist/headgate-*.tgz*
 	@$(HELM) package helm/headgate --destination dist $(if $(SIGN),--sign --key '$(SIGN)' --keyring "$${GNUPGHOME:-$$HOME/.gnupg}/secring.gpg")
-	@$(if $(PUSH),$(HELM) push dist/headgate-*.tgz 'oci://$(PUSH)')
+	@$(if $(PUSH),$(HELM) push dist/headgate-*.tgz 'oci://$(PUSH)/charts')
 
 test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (20 to 30 minutes once it is built; docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster prepare

@@ -37,7 +37,8 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_signed_chart_is_pushed_and_pulled(checkout: Path, tmp_path: Path):
-    """Helm pulls the project's version from the registry and verifies its signature."""
+    """Helm pulls the project's version from the registry and verifies its signature. The chart has the name and the tag of an image, so it
+    is below another path than the images with the same prefix, which it would replace."""
     if shutil.which("gpg") is None:
         pytest.skip("needs gpg")
     helm, keys = program("helm"), tmp_path / "keys"
@@ -56,9 +57,9 @@ def test_a_signed_chart_is_pushed_and_pulled(checkout: Path, tmp_path: Path):
     run("gpgconf", "--kill", "gpg-agent", cwd=tmp_path, environment=environment)
     with local_registry.serving(tmp_path / "registry", tls=tls) as registry:
         make = ("make", "--no-print-directory", "-o", "setup", "chart")
-        push = (f"PUSH={registry.address}/charts", f"SIGN={KEY}")
+        push = (f"PUSH={registry.address}/apps", f"SIGN={KEY}")
         run(*make, *push, cwd=checkout, environment=environment)
-        source = f"oci://{registry.address}/charts/headgate"
+        source = f"oci://{registry.address}/apps/charts/headgate"
         verified = ("--verify", "--keyring", str(keys / "pubring.gpg"))
         run(
             helm,
@@ -70,4 +71,7 @@ def test_a_signed_chart_is_pushed_and_pulled(checkout: Path, tmp_path: Path):
             cwd=tmp_path,
             environment=environment,
         )
+    images = {f"apps/{name}" for image in settings.IMAGES for name in settings.names(image, "abc")}
+    assert registry.tags
+    assert not images & registry.tags.keys()
     assert (tmp_path / f"headgate-{settings.VERSION}.tgz").exists()
