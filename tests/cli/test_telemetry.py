@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
@@ -228,6 +229,17 @@ def test_a_trace_that_cannot_be_read_costs_no_verdict(
     assert telemetry.export(folder) == "the trace was not sent: KeyError: 'ts'"
     (folder / "trace.json").write_text("{")
     assert telemetry.export(folder).startswith("the trace was not sent: JSONDecodeError")
+
+
+def test_an_error_of_the_exporter_does_not_cost_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run is judged already. Its log says what happened, though the exporter runs in a thread of its own."""
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", fail)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    assert telemetry.export(run_folder(tmp_path)) == "the trace was not sent: ConnectionError: no route"
 
 
 def test_the_certificate_of_the_collector_is_trusted_beside_another_bundle(
