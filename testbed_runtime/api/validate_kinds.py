@@ -64,7 +64,8 @@ def as_written(data: Mapping[str, Any]) -> dict[str, Any]:
     metadata = data.get("metadata") or {}
     if isinstance(metadata, Mapping) and "metadata" in data:
         plain["metadata"] = {"name": metadata["name"]} if metadata.get("name") else {}
-        if not plain["metadata"] and metadata.get("generateName"):
+        generated = metadata.get("generateName")
+        if not plain["metadata"] and generated and isinstance(generated, str):
             plain["metadata"]["name"] = CREATED_BY_SERVER
     return plain
 

@@ -46,18 +46,21 @@ def worst(found: TrialRecovery) -> Recovery | None:
     """Return the recovery that the metrics describe (of `recovery.total`, see `longest`): one that did not end,
     otherwise one with a failover, otherwise the longest. None if no fault began a recovery."""
     faults = [r for r in found.recoveries if r.fault]
-    return max(
-        faults, key=lambda r: (not r.recovered, any(x.cause for x in r.rounds), r.total_s), default=None
-    )
+    return max(faults, key=lambda r: (not r.recovered, _failed_over(r), r.total_s), default=None)
+
+
+def _failed_over(recovery: Recovery) -> bool:
+    return any(r.cause for r in recovery.rounds)
 
 
 def longest(found: TrialRecovery) -> Recovery | None:
-    """Return the recovery whose length is `recovery.total`: the worst one, or a longer outage in which a fault of the worst one held the job
-    up again."""
+    """Return the recovery whose length is `recovery.total`: the worst one, or a longer outage in which a fault of a failover held the job up
+    again. Any failover counts, because a later one without this fault changes nothing about that outage."""
     chosen = worst(found)
     if chosen is None or not chosen.recovered:
         return chosen
-    again = [r for r in found.recoveries if r.again and r.fault in chosen.faults]
+    held = {fault for r in found.recoveries if _failed_over(r) for fault in r.faults}
+    again = [r for r in found.recoveries if r.again and r.fault in held]
     return max((chosen, *again), key=lambda r: r.total_s)
 
 

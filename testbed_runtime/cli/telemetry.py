@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from testbed_runtime.checking.spans import Span, spans
 from testbed_runtime.core.documents import TRACE_FILE
@@ -91,7 +91,9 @@ def _send(found: Iterable[Span], resource: Resource) -> str:
         exporter.shutdown()  # type: ignore[no-untyped-call]  # the exporter has no annotation there
     if sending.failure:
         raise sending.failure
-    why = f": {complaints[0]}" if complaints else ""
+    if not thread.is_alive() and not sending.refused:
+        complaints = [c for c in complaints if not c.was_retried]
+    why = f": {complaints[0].text}" if complaints else ""
     if thread.is_alive():
         return f"the collector was too slow for the whole trace: it got {sending.sent:,} spans{why}"
     if sending.refused:
@@ -143,22 +145,29 @@ class _Sending:
             self.sent += len(batch)
 
 
-class _Keep(logging.Handler):
-    """Appends the text of each warning to a list, without what the exporter does about it."""
+class _Complaint(NamedTuple):
+    """A warning of the exporter, without what it does about it."""
 
-    def __init__(self, found: list[str]) -> None:
+    text: str
+    was_retried: bool
+
+
+class _Keep(logging.Handler):
+    """Appends each warning to a list."""
+
+    def __init__(self, found: list[_Complaint]) -> None:
         super().__init__(logging.WARNING)
         self._found = found
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage().partition(" encountered while exporting")[0]
-        self._found.append(" ".join(text.split())[:REASON_MAX])
+        text, retried, _ = record.getMessage().partition(" encountered while exporting")
+        self._found.append(_Complaint(" ".join(text.split())[:REASON_MAX], bool(retried)))
 
 
 @contextmanager
-def _complaints() -> Iterator[list[str]]:
+def _complaints() -> Iterator[list[_Complaint]]:
     """Collect the warnings and errors that OpenTelemetry logs, which would otherwise appear on the terminal with every retry."""
-    logger, found = logging.getLogger("opentelemetry"), list[str]()
+    logger, found = logging.getLogger("opentelemetry"), list[_Complaint]()
     handler, before = _Keep(found), logger.propagate
     logger.addHandler(handler)
     logger.propagate = False

@@ -58,6 +58,7 @@ KILLED = outage("kill", 8, 12, "x", shared=(SharedFault(fault="held", effect_ns=
         ((KILLED, outage("held", 13, 20, "")), (4.0, "kill")),  # it cost nothing before: an outage of its own
         ((KILLED, outage("other", 13, 20, "", again=True)), (4.0, "kill")),
         ((outage("kill", 8, 12, "x", recovered=False), HELD), (4.0, "kill")),
+        ((KILLED, HELD, outage("later", 30, 34.1, "x")), (7.0, "held")),  # the worst failover is another one
     ],
 )
 def test_the_total_is_that_of_the_longer_outage_if_a_fault_holds_the_job_up_again(

@@ -30,6 +30,8 @@ class Collector:
     """Receives OTLP over HTTP as a collector does, and keeps what arrived."""
 
     def __init__(self, status: int = 200) -> None:
+        self.first: int | None = None
+        """The status of the first answer, if it is another one."""
         self.requests: list[ExportTraceServiceRequest] = []
         self.headers: list[Any] = []
         self.status = status
@@ -43,7 +45,8 @@ class Collector:
                 assert self.path == "/v1/traces"
                 collector.headers.append(self.headers)
                 collector.requests.append(ExportTraceServiceRequest.FromString(body))
-                self.send_response(collector.status)
+                self.send_response(collector.first or collector.status)
+                collector.first = None
                 self.end_headers()
 
             def log_message(self, *args: Any) -> None:
@@ -183,6 +186,16 @@ def test_a_collector_that_refuses_the_trace_is_named_and_changes_nothing_else(
         "the collector did not take the trace; it got 0 spans: Failed to export spans batch code: 400, reason: Bad Request"
     )
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_trace_that_is_sent_at_the_second_try_is_no_failure(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """What the exporter said about the first try is left out."""
+    collector.first = 503
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    assert telemetry.export(run_folder(tmp_path)) == "trace: 5 spans sent to the collector"
+    assert len(collector.requests) == 2
 
 
 def test_a_collector_that_answers_byte_by_byte_does_not_keep_a_run_from_ending(

@@ -217,7 +217,16 @@ def test_a_push_with_an_engine_pushes_every_name_and_prints_the_helm_command(
     assert settings.helm_command("registry.example:5000/apps") in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", ["unauthorized: authentication required", "no basic auth credentials"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "unauthorized: authentication required",
+        "no basic auth credentials",
+        "denied: requested access to the resource is denied",
+        "denied: permission_denied: write_package",
+        "received unexpected HTTP status: 403 Forbidden",
+    ],
+)
 def test_a_push_that_the_registry_refuses_names_the_command_that_logs_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ):
@@ -231,6 +240,15 @@ def test_a_push_that_the_registry_refuses_names_the_command_that_logs_in(
     layout, references = settings.Layout(tmp_path), ["registry.example:5000/apps/headgate:dev"]
     with pytest.raises(ClusterError, match=r"run `buildah login registry.example:5000` .*`credsStore`"):
         bare.push(layout, tmp_path / "a.tar", references)
+
+
+def test_a_push_to_the_engines_own_registry_names_no_registry(tmp_path: Path):
+    """The first part of `myname/headgate` is an account of that registry."""
+    program = tmp_path / "docker"
+    program.write_text('#!/bin/sh\ncase "$*" in push*) echo "denied: no" >&2; exit 1;; esac\n')
+    program.chmod(0o755)
+    with pytest.raises(ClusterError, match=r"run `docker login`$"):
+        engine.push(str(program), {"headgate": ("headgate:dev",)}, "myname")
 
 
 def test_another_error_of_a_push_stays_as_it_is(tmp_path: Path):

@@ -16,8 +16,11 @@ from .say import step
 
 ENGINES = ("docker", "podman")
 ANSWER_LIMIT_S = 20
-REFUSED = ("unauthorized", "authentication required", "no basic auth credentials", "access denied")
-"""Words of a registry that accepts no push without a login, in lower case."""
+REFUSED = (
+    "unauthorized", "authentication required", "no basic auth credentials", "unauthenticated", "denied:", "is denied", "access denied",
+    "403 forbidden",
+)  # fmt: skip
+"""Words of a registry that accepts no push without a login, in lower case: Docker's own, GitHub's, those of cloud providers."""
 
 
 def find() -> str | None:
@@ -65,16 +68,16 @@ def push(engine: str, built: dict[str, tuple[str, ...]], prefix: str) -> list[st
 
 @contextmanager
 def login_named(login: str, reference: str, hint: str = "") -> Iterator[None]:
-    """Add the command that logs in to the error of a push that the registry refused."""
+    """Add the command that logs in to the error of a push that the registry refused. A reference without a registry is one of the
+    command's default registry."""
     try:
         yield
     except ClusterError as error:
         if not any(word in str(error).lower() for word in REFUSED):
             raise
-        registry = reference.partition("/")[0]
-        raise ClusterError(
-            f"{error}\nthe registry refused the push: run `{login} {registry}`{hint}"
-        ) from None
+        first = reference.partition("/")[0]
+        named = f" {first}" if set(first) & {".", ":"} or first == "localhost" else ""
+        raise ClusterError(f"{error}\nthe registry refused the push: run `{login}{named}`{hint}") from None
 
 
 def save(engine: str, built: dict[str, tuple[str, ...]], folder: Path) -> list[Path]:
