@@ -191,7 +191,7 @@ def test_a_collector_that_refuses_the_trace_is_named_and_changes_nothing_else(
 def test_a_trace_that_is_sent_at_the_second_try_is_no_failure(
     tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ):
-    """What the exporter said about the first try is left out."""
+    """The line leaves out the warning about the first try."""
     collector.first = 503
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
     assert telemetry.export(run_folder(tmp_path)) == "trace: 5 spans sent to the collector"

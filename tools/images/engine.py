@@ -20,7 +20,7 @@ REFUSED = (
     "unauthorized", "authentication required", "no basic auth credentials", "unauthenticated", "denied:", "is denied", "access denied",
     "403 forbidden",
 )  # fmt: skip
-"""Words of a registry that accepts no push without a login, in lower case: Docker's own, GitHub's, those of cloud providers."""
+"""Words of a registry that accepts no push without a login, in lower case: of Docker Hub, GitHub and the cloud providers."""
 
 
 def find() -> str | None:
