@@ -27,6 +27,15 @@ def java_long(number: int) -> int:
     return (number + MAX_LONG + 1) % (2 * (MAX_LONG + 1)) - MAX_LONG - 1
 
 
+def saturated_long(number: float) -> int:
+    """Cast a double to Java's long: NaN is 0, and a number that does not fit is the nearest long."""
+    if math.isnan(number):
+        return 0
+    if abs(number) >= MAX_LONG:
+        return MAX_LONG if number > 0 else -MAX_LONG - 1
+    return int(number)
+
+
 def java_double(number: float) -> str:
     """Format a number as Java's Double.toString: with an exponent below 0.001, and from 10⁷ on."""
     digits = repr(number)

@@ -62,7 +62,7 @@ class TaskDebloating:
                 target_ms=round(options.duration(DEBLOAT + "target") * 1000),
                 largest=options.memory(SEGMENT),
                 least=options.memory(LEAST),
-                samples=samples,
+                samples=samples if alone else 1,
                 threshold_percent=options.integer(DEBLOAT + "threshold-percentages"),
                 start=start,
                 whole=not has(options.flink_version, STARTING_SEGMENT_SIZE),
@@ -72,9 +72,10 @@ class TaskDebloating:
             self._debloated.append(_Debloated(together, debloater, throughput))
 
     def start(self, now: float) -> None:
-        """Begin the first period: the task runs."""
+        """Begin the first period: the task runs. Its time counts until the task waits for input."""
         if self._debloated:
             self.deadline = now + self._period_s
+            self.resume(now)
 
     def pause(self, now: float) -> None:
         """Stop counting time: the task waits for input."""

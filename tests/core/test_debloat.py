@@ -212,6 +212,9 @@ MEMORY, DEBLOAT = "taskmanager.memory.", "taskmanager.network.memory.buffer-debl
         ("1.13", {MEMORY + "segment-size": "512 b", DEBLOAT + "enabled": "true"}, ""),
         ("2.x", {MEMORY + "min-segment-size": "0 b"}, MEMORY + "min-segment-size"),
         ("2.x", {DEBLOAT + "samples": "0"}, DEBLOAT + "samples"),
+        ("1.15", {DEBLOAT + "samples": "0"}, DEBLOAT + "samples"),
+        ("1.14", {DEBLOAT + "samples": "0", DEBLOAT + "enabled": "true"}, ""),
+        ("1.14", {DEBLOAT + "samples": "-1", DEBLOAT + "enabled": "true"}, ""),
         ("2.x", {DEBLOAT + "target": "0 s"}, DEBLOAT + "target"),
         ("2.x", {DEBLOAT + "target": "1 ms"}, ""),
     ],
@@ -272,6 +275,39 @@ def test_H_26_in_1_14_the_throughput_is_averaged(
         calculator.incoming(size, now)
         found.append(calculator.calculate(now))
     assert found == throughputs
+
+
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "throughputs"),
+    [
+        (0, [1000, 3000, -3000, 7000]),
+        (-2, [1000, -1000, -3000, -13_000]),
+        (-1, [1000, MOST, -MOST - 1, MOST]),
+    ],
+)
+def test_in_1_14_less_than_one_sample_overshoots(samples: int, throughputs: list[int]) -> None:
+    """ThroughputEMA of 1.14 does not check the number. A cast to a long keeps what does not fit at its bound."""
+    calculator = ThroughputCalculator(samples)
+    found = []
+    for second, size in enumerate((1000, 2000, 0, 2000), start=1):
+        calculator.resume((second - 1) * 1000)
+        calculator.incoming(size, second * 1000)
+        found.append(calculator.calculate(second * 1000))
+    assert found == throughputs
+
+
+def test_in_1_14_no_change_with_minus_one_samples_is_no_throughput() -> None:
+    """Infinity times 0 is NaN, whose cast to a long is 0. The next value counts as it is."""
+    calculator = ThroughputCalculator(-1)
+    found = []
+    for second in (1, 2, 3):
+        calculator.resume((second - 1) * 1000)
+        calculator.incoming(1000, second * 1000)
+        found.append(calculator.calculate(second * 1000))
+    assert found == [1000, 0, 1000]
 
 
 def test_in_1_14_a_size_is_not_averaged() -> None:

@@ -93,6 +93,27 @@ def test_buffers_shrink_while_a_task_waits_for_its_first_input():
     assert gate.announced == [256]
 
 
+@pytest.mark.parametrize("version", ["2.x", "1.20", "1.14"])
+def test_a_task_with_input_from_its_start_measures_its_first_period(version: str):
+    """Flink's clock starts with the first buffer. Otherwise the throughput would be 0, and the buffers as small as possible."""
+    gate = Gate()
+    made = TaskDebloating(cast("Any", [gate]), Options(ON, flink_version=version))
+    made.start(10.0)
+    gate.received_bytes = 8000
+    made.on_time(11.0)
+    assert gate.announced == [2000]
+
+
+@pytest.mark.parametrize("samples", ["0", "-1"])
+def test_1_14_accepts_less_than_one_sample(samples: str):
+    """The first throughput counts as it is."""
+    gate = Gate()
+    made = debloating([gate], "1.14", **{"taskmanager.network.memory.buffer-debloat.samples": samples})
+    gate.received_bytes = 8000
+    made.on_time(11.0)
+    assert gate.announced == [2000]
+
+
 def test_no_size_is_announced_before_every_channel_has_sent_its_request():
     """The sizes of the other gates are announced with the next period after it."""
     gates = [Gate(), Gate()]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from testbed_runtime.core.errors import FlinkError, require_option
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import SEGMENT
-from testbed_runtime.core.values import java_int, java_long, truncated
+from testbed_runtime.core.values import java_int, java_long, saturated_long, truncated
 from testbed_runtime.core.versions import (
     BUFFER_DEBLOATING,
     GATES_DEBLOATED_ALONE,
@@ -22,12 +24,18 @@ def check_debloating(options: Options) -> None:
     debloating is off; in 1.14, only a task with debloating does (BufferDebloater)."""
     if not has(options.flink_version, BUFFER_DEBLOATING):
         return
-    if not (has(options.flink_version, GATES_DEBLOATED_ALONE) or options.boolean(DEBLOAT + "enabled")):
+    alone = has(options.flink_version, GATES_DEBLOATED_ALONE)
+    if not (alone or options.boolean(DEBLOAT + "enabled")):
         return
     largest, least, start = options.memory(SEGMENT), options.memory(LEAST), options.memory(START)
     rules = [
         (least > 0, "must be at least 1 byte", LEAST, ""),
-        (options.integer(DEBLOAT + "samples") > 0, "must be at least 1", DEBLOAT + "samples", ""),
+        (
+            not alone or options.integer(DEBLOAT + "samples") > 0,
+            "must be at least 1",
+            DEBLOAT + "samples",
+            "",
+        ),
         (largest >= least, f"must be at most {SEGMENT}", LEAST, f"write at most {largest} b"),
         (options.duration(DEBLOAT + "target") >= 0.001, "must be at least 1 ms", DEBLOAT + "target", ""),
     ]
@@ -128,8 +136,9 @@ class ThroughputCalculator:
     __slots__ = ("_alpha", "_bytes", "_last", "_measured_from", "_running_ms")
 
     def __init__(self, samples: int = 1) -> None:
-        """`samples`: the throughput is an exponential moving average over so many calculations (ThroughputEMA of 1.14)."""
-        self._alpha = 2.0 / (samples + 1)
+        """`samples`: the throughput is an exponential moving average over so many calculations (ThroughputEMA of 1.14). Less than
+        1 is possible, as in 1.14: each change counts several times, or in the other direction."""
+        self._alpha = 2.0 / (samples + 1) if samples != -1 else math.inf
         self._bytes = 0
         self._running_ms = 0.0
         self._measured_from: float | None = None
@@ -159,8 +168,9 @@ class ThroughputCalculator:
             self._measured_from = now_ms
         if self._running_ms > 0:
             instant = int(self._bytes / self._running_ms * 1000)
-            averaged = self._alpha < 1 and self._last > 0
-            self._last = int(self._last + self._alpha * (instant - self._last)) if averaged else instant
+            averaged = self._alpha != 1 and self._last != 0
+            changed = self._last + self._alpha * (instant - self._last)
+            self._last = saturated_long(changed) if averaged else instant
         self._bytes = 0
         self._running_ms = 0.0
         return self._last
