@@ -25,11 +25,10 @@ from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import TYPE as RESTART_TYPE
 from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
 from testbed_runtime.core.job.statememory import (
-    HIGH_PRIORITY_RATIO,
     TRANSFER_THREADS,
-    UNDEFINED_THREADS,
-    WRITE_BUFFER_RATIO,
     check_state_memory,
+    share_problems,
+    transfer_problem,
 )
 from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, OWN_PREFIX, Option, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
@@ -188,11 +187,9 @@ def _limits(options: Options) -> Iterator[tuple[str, str, str]]:
     if options.duration(BUFFERS_TIMEOUT) < MILLISECOND:
         problem = "Flink does not start: The timeout for requesting exclusive buffers should be positive."
         yield BUFFERS_TIMEOUT, problem, "write at least 1 ms"
-    if options.integer(TRANSFER_THREADS) < UNDEFINED_THREADS:
-        yield TRANSFER_THREADS, "must be at least -1", "-1 stands for the default"
-    for ratio in (WRITE_BUFFER_RATIO, HIGH_PRIORITY_RATIO):
-        if not 0 <= options.number(ratio) <= 1:
-            yield ratio, "must be between 0 and 1", f"the default is {BY_KEY[ratio].default}"
+    if problem := transfer_problem(options):
+        yield TRANSFER_THREADS, problem, "-1 stands for the default"
+    yield from share_problems(options)
     if options.duration("pekko.ask.timeout") <= 0:
         problem = "must be greater than 0: Flink's components send no RPC without time for the answer"
         yield "pekko.ask.timeout", problem, "the default is 10 s"

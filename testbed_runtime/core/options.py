@@ -218,7 +218,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("state.backend.rocksdb.memory.managed", "boolean", "true", "The stores of a slot share its managed memory; false: each has 64 mb of write buffers and 8 mb of cache.", since="1.10"),
     Option("state.backend.rocksdb.memory.write-buffer-ratio", "double", "0.5", "Share of that memory for write buffers; the rest caches blocks of files.", since="1.10"),
     Option("state.backend.rocksdb.memory.high-prio-pool-ratio", "double", "0.1", "Share of the cache for index and filter blocks. Headgate's stores have none, so only its limit counts: together with the write buffers, it must be less than the cache.", since="1.10"),
-    Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time. 0 counts as 1, and -1 as the default.", until=(("1.12", "1"),), since="1.8"),
+    Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time. 0 counts as 1, and -1 as the default. Less counts as 1 until 1.19, and is refused later.", until=(("1.12", "1"),), since="1.8"),
     Option(LOCAL_RECOVERY, "boolean", "false", "Restore from a copy on the TaskManager if it has one.", aliases=("state.backend.local-recovery",), since="1.20"),
     Option(LOCAL_BACKUP, "boolean", "false", f"Keep copies of snapshots on the TaskManager; `{LOCAL_RECOVERY}` if unset.", fallback=LOCAL_RECOVERY, since="1.20"),
     Option("taskmanager.cpu.cores", "double", "0", "Cores of a TaskManager in virtual time with headgate.simulation.cost; 0: one core per slot, as is Flink's default."),

@@ -157,6 +157,11 @@ MERGED_FAILURES = Change(
     "exponential-delay restarts merge failures during the delay, may be limited in number, and never wait less than the initial "
     "delay (FLIP-364)",
 )
+TRANSFERS_SHARE_THREADS = Change(
+    "1.20",
+    "a `state.backend.rocksdb.checkpoint.transfer.thread.num` below -1 stands for the threads of `cluster.io-pool.size`, and is refused; "
+    "before, for one thread (FLINK-35501)",
+)
 BUFFERS_TIMEOUT_RENAMED = Change(
     "1.20",
     "`buffers-request-timeout` instead of `exclusive-buffers-request-timeout-ms` in the error of a request for buffers",

@@ -20,7 +20,14 @@ BAD = {
             {"state.backend.type": "rocksdb", "state.backend.rocksdb.memory.write-buffer-ratio": "0.95"}
         ),
         "write-buffer-ratio]: Flink does not start: Invalid configuration: writeBufferRatio 0.95 with highPriPoolRatio 0.1 (it is "
-        "'0.95': with this state.backend.rocksdb.memory.high-prio-pool-ratio, make it smaller)",
+        "'0.95': make one of the two ratios smaller: 2w / (3 − w) + h must be below 1 (w: write-buffer-ratio, h: high-prio-pool-ratio))",
+    ),
+    "high-priority blocks that leave nothing of the cache": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"state.backend.type": "rocksdb", "state.backend.rocksdb.memory.high-prio-pool-ratio": "0.7"}
+        ),
+        "high-prio-pool-ratio]: Flink does not start: Invalid configuration: writeBufferRatio 0.5 with highPriPoolRatio 0.7 (it is "
+        "'0.7': make one of the two ratios smaller",
     ),
     "bounds the wrong way round": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "min": "3 s", "max": "2 s"}),
@@ -37,6 +44,29 @@ BAD = {
 def test_what_cannot_take_effect_is_refused(change, text):
     """The alternative is to find it after all trials."""
     assert any(text in e for e in errors(change)), errors(change)
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.5"])
+@pytest.mark.parametrize("name", ["write-buffer-ratio", "high-prio-pool-ratio"])
+def test_a_share_that_is_out_of_range_is_one_error(name, share):
+    """It is not refused a second time together with the other share."""
+    key = f"state.backend.rocksdb.memory.{name}"
+    given = {"state.backend.type": "rocksdb", key: share}
+    found = errors(lambda s: s["testbed"]["flinkConfiguration"].update(given))
+    default = {"write-buffer-ratio": "0.5", "high-prio-pool-ratio": "0.1"}[name]
+    problem = f"must be between 0 and 1 (the default is {default})"
+    assert found == [f"spec.testbed.flinkConfiguration[{key}]: {problem}"]
+
+
+@pytest.mark.parametrize(("version", "refused"), [("1.19", False), ("1.20", True), ("2.x", True)])
+def test_less_than_minus_one_transfer_threads_are_refused_from_1_20_on(version, refused):
+    """Before, Flink transfers in the thread that asks for it. From 1.20 on, in threads that Headgate does not have."""
+
+    def configure(spec):
+        spec["testbed"]["flinkVersion"] = version
+        spec["testbed"]["flinkConfiguration"]["state.backend.rocksdb.checkpoint.transfer.thread.num"] = "-2"
+
+    assert any("transfer.thread.num]" in e for e in errors(configure)) is refused
 
 
 @pytest.mark.parametrize(

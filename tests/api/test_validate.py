@@ -218,7 +218,7 @@ BAD = {
     ),
     "no transfer of state": (
         configured({"state.backend.rocksdb.checkpoint.transfer.thread.num": "-2"}),
-        "transfer.thread.num]: must be at least -1 (-1 stands for the default)",
+        "num]: must be at least -1: Flink uses the threads of cluster.io-pool.size for less, which Headgate does not have (-1 stands for",
     ),
     "share that is more than all": (
         configured({"state.backend.rocksdb.memory.write-buffer-ratio": "1.5"}),

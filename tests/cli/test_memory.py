@@ -93,6 +93,15 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
             ],
             "write-buffer-ratio: Invalid configuration: writeBufferRatio 0.95 with highPriPoolRatio 0.1",
         ),
+        (
+            [
+                "-D",
+                "state.backend.type=rocksdb",
+                "-D",
+                "state.backend.rocksdb.memory.write-buffer-ratio=-0.5",
+            ],
+            "write-buffer-ratio: must be between 0 and 1 (the default is 0.5)",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_the_option_to_change(headgate, arguments, text):

@@ -83,9 +83,27 @@ def test_J_176_write_buffers_and_high_priority_blocks_must_leave_a_part_of_the_c
     assert error.value.key == f"{prefix}write-buffer-ratio"
 
 
+@pytest.mark.parametrize("kind", ["rocksdb", "hashmap"])
+@pytest.mark.parametrize("name", ["write-buffer-ratio", "high-prio-pool-ratio"])
+def test_a_share_outside_0_to_1_has_no_sizes(name: str, kind: str) -> None:
+    """The size would be negative, or more than all memory."""
+    for share in ("-0.5", "1.5"):
+        with pytest.raises(OptionRefused, match="must be between 0 and 1") as error:
+            config(type=kind, **{f"state.backend.rocksdb.memory.{name}": share})
+        assert error.value.key == f"state.backend.rocksdb.memory.{name}"
+
+
 @pytest.mark.parametrize(
     ("version", "threads", "expected"),
-    [("2.x", "", 4), ("1.12", "", 1), ("2.x", "0", 1), ("2.x", "-1", 4), ("1.12", "-1", 1), ("2.x", "7", 7)],
+    [
+        ("2.x", "", 4),
+        ("1.12", "", 1),
+        ("2.x", "0", 1),
+        ("2.x", "-1", 4),
+        ("1.12", "-1", 1),
+        ("1.19", "-2", 1),
+        ("2.x", "7", 7),
+    ],
 )
 def test_no_thread_transfers_one_file_at_a_time_and_minus_one_is_the_default(
     version: str, threads: str, expected: int
