@@ -47,6 +47,14 @@ def test_a_spark_from_before_an_upgrade_is_replaced_between_two_runs(annotations
     assert Pod(created).image == SETTINGS.spark_image
 
 
+def test_a_run_that_has_not_begun_keeps_the_spark_of_its_version() -> None:
+    """Its image is not the operator's; it starts while the runner's image is pulled, or is still warm from the run before."""
+    spark = runs.a_pod(SPARK)
+    assert spark.image != SETTINGS.image
+    found = runs.look(runs.made(), pods={SPARK: spark})
+    assert [a for a in others(found) if isinstance(a, Delete)] == []
+
+
 async def test_a_run_that_waits_behind_an_upgrade_counts_only_runs_that_have_begun() -> None:
     """Two runs that were created after the upgrade would wait for each other otherwise."""
     api = ModelApi(now=lambda: 0.0)

@@ -295,7 +295,7 @@ def _ensure_pod(observed: Observed, name: str, manifest: Manifest, settings: Set
     pod = observed.pods.get(name)
     if pod is None:
         return [Create(manifest)]
-    old = pod.image != settings.image and not has_begun(observed.run, observed.runner)
+    old = pod.image != Pod(manifest).image and not has_begun(observed.run, observed.runner)
     useless = old or pod.ended or has_old_settings(pod, settings)
     return [delete("Pod", pod)] if useless and not pod.terminating else []
 
