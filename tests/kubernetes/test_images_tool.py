@@ -217,6 +217,14 @@ def test_a_push_with_an_engine_pushes_every_name_and_prints_the_helm_command(
     assert settings.helm_command("registry.example:5000/apps") in capsys.readouterr().out
 
 
+def refusing(folder: Path, words: str) -> str:
+    """Write a program for docker and buildah whose pushes fail with these words, and return its path."""
+    program = folder / "docker"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *push*docker://*|push*) echo "{words}" >&2; exit 1;; esac\n')
+    program.chmod(0o755)
+    return str(program)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -231,12 +239,10 @@ def test_a_push_that_the_registry_refuses_names_the_command_that_logs_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ):
     """With an engine and with buildah, whose message also says which credentials of Docker it does not read."""
-    program = tmp_path / "docker"
-    program.write_text(f'#!/bin/sh\ncase "$*" in *push*docker://*|push*) echo "{words}" >&2; exit 1;; esac\n')
-    program.chmod(0o755)
+    program = refusing(tmp_path, words)
     with pytest.raises(ClusterError, match=rf"{words}\n.*run `docker login registry.example:5000`$"):
-        engine.push(str(program), {"headgate": ("headgate:dev",)}, "registry.example:5000/apps")
-    monkeypatch.setattr(packages, "find", lambda name: str(program))
+        engine.push(program, {"headgate": ("headgate:dev",)}, "registry.example:5000/apps")
+    monkeypatch.setattr(packages, "find", lambda name: program)
     layout, references = settings.Layout(tmp_path), ["registry.example:5000/apps/headgate:dev"]
     with pytest.raises(ClusterError, match=r"run `buildah login registry.example:5000` .*`credsStore`"):
         bare.push(layout, tmp_path / "a.tar", references)
@@ -244,20 +250,16 @@ def test_a_push_that_the_registry_refuses_names_the_command_that_logs_in(
 
 def test_a_push_to_the_engines_own_registry_names_no_registry(tmp_path: Path):
     """The first part of `myname/headgate` is an account of that registry."""
-    program = tmp_path / "docker"
-    program.write_text('#!/bin/sh\ncase "$*" in push*) echo "denied: no" >&2; exit 1;; esac\n')
-    program.chmod(0o755)
     with pytest.raises(ClusterError, match=r"run `docker login`$"):
-        engine.push(str(program), {"headgate": ("headgate:dev",)}, "myname")
+        engine.push(refusing(tmp_path, "denied: no"), {"headgate": ("headgate:dev",)}, "myname")
 
 
 def test_another_error_of_a_push_stays_as_it_is(tmp_path: Path):
     """A registry that cannot be reached needs no login."""
-    program = tmp_path / "docker"
-    program.write_text("#!/bin/sh\necho connection refused >&2; exit 1\n")
-    program.chmod(0o755)
     with pytest.raises(ClusterError, match=r"connection refused$"):
-        engine.push(str(program), {"headgate": ("headgate:dev",)}, "registry.example/apps")
+        engine.push(
+            refusing(tmp_path, "connection refused"), {"headgate": ("headgate:dev",)}, "registry.example/apps"
+        )
 
 
 @pytest.mark.helm
