@@ -316,7 +316,7 @@ class Pod(Resource, frozen=True):
 
     @property
     def _how_to_pull(self) -> str:
-        secrets = (self.raw.get("spec") or {}).get("imagePullSecrets") or ()
+        secrets = self.spec.get("imagePullSecrets") or ()
         names = ", ".join(str(secret.get("name")) for secret in secrets)
         return f"{HOW_TO_LOG_IN} {names}" if names else HOW_TO_PULL
 
@@ -328,7 +328,7 @@ class Pod(Resource, frozen=True):
 
     @property
     def _function_maps(self) -> tuple[str, ...]:
-        volumes = (self.raw.get("spec") or {}).get("volumes") or ()
+        volumes = self.spec.get("volumes") or ()
         return tuple(v["configMap"]["name"] for v in volumes if v["name"].startswith(naming.FUNCTIONS_VOLUME))
 
     @property
