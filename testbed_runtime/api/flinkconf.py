@@ -24,7 +24,8 @@ from testbed_runtime.core.versions import LATEST, number
 PLAIN = "Flink configuration"
 """The kind of a file that Flink itself reads."""
 DEPLOYMENT = "FlinkDeployment"
-DEPLOYED = (DEPLOYMENT, "FlinkSessionJob")
+BLUE_GREEN = "FlinkBlueGreenDeployment"
+DEPLOYED = (DEPLOYMENT, "FlinkSessionJob", BLUE_GREEN)
 """Kinds of the operator with options."""
 FILES = ("config.yaml", "flink-conf.yaml")
 """Names of Flink's configuration files, in a `conf` folder and in a ConfigMap."""
@@ -347,7 +348,8 @@ def _legacy(text: str, *, lenient: bool = False) -> FlinkConf | None:
 
 
 def _deployment(node: yaml.Node) -> FlinkConf:
-    spec = _at(node, "spec")
+    kind = _text(_at(node, "kind"))
+    spec = _at(node, *(("spec", "template", "spec") if kind == BLUE_GREEN else ("spec",)))
     options = dict(_options(_at(spec, "flinkConfiguration"), typed=False))
     memory = _at(spec, "taskManager", "resource", "memory")
     if memory is not None and _text(memory):  # the operator overwrites the option with it
@@ -356,7 +358,7 @@ def _deployment(node: yaml.Node) -> FlinkConf:
     found = _plain(options)
     return replace(
         found,
-        kind=_text(_at(node, "kind")),
+        kind=kind,
         name=_text(_at(node, "metadata", "name")),
         flink_version=version.lower().removeprefix("v").replace("_", "."),
         taskmanagers=_number(_text(_at(spec, "taskManager", "replicas"))),

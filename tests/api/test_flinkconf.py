@@ -271,6 +271,25 @@ def test_a_kind_of_the_operator_needs_no_options(kind):
     assert (found.kind, found.options) == (kind, {})
 
 
+def test_the_deployments_of_a_blue_green_deployment_have_the_options_of_its_template():
+    """The operator creates both FlinkDeployments from it. Options of the operator itself are beside the template."""
+    text = """
+kind: FlinkBlueGreenDeployment
+metadata: {name: orders}
+spec:
+  configuration: {kubernetes.operator.bluegreen.deployment-deletion.delay: 2s}
+  template:
+    spec:
+      flinkVersion: v1_20
+      flinkConfiguration: {heartbeat.timeout: 30 s}
+      taskManager: {replicas: 3, resource: {memory: 4g}}
+"""
+    (found,) = flinkconf.find(text, "orders.yaml")
+    assert (found.kind, found.name, found.version) == ("FlinkBlueGreenDeployment", "orders", "1.20")
+    assert found.options == {"heartbeat.timeout": "30 s", "taskmanager.memory.process.size": "4g"}
+    assert (found.taskmanagers, found.lines["heartbeat.timeout"]) == (3, 9)
+
+
 def judged(version="1.20", **options):
     pairs = {key.replace("_", "."): value for key, value in options.items()}
     conf = flinkconf.FlinkConf(kind="Flink configuration", options=pairs, lines={})
