@@ -42,6 +42,9 @@ INCIDENTS = {
     "'10.0.0.1/10.0.0.1:6122'. This indicates that the remote task manager was lost.": "taskmanager-killed",
     "LocalTransportException: readAddress(..) failed: Connection reset by peer (connection to '10.0.0.1')": "taskmanager-killed",
     "TaskManager with id flink-taskmanager-1-3 is no longer reachable.": "taskmanager-killed",
+    "org.apache.flink.util.FlinkException: The assigned slot 7a9c_0 was removed.": "taskmanager-killed",
+    "Association with remote system [akka.tcp://flink@tm-1:6122] has failed, address is now gated for [50] ms.": "taskmanager-killed",
+    "WARN akka - Reason: [Association failed with [akka.tcp://flink@tm-1:6122]]": "taskmanager-killed",
     "JobManager with id 7a9c is no longer reachable.": "jobmanager-killed",
     "ResourceManager with id 81d0 is no longer reachable.": "jobmanager-killed",
     "Could not resolve ResourceManager address akka.tcp://flink@jobmanager:6123/user/rpc/resourcemanager_*, retrying in "
