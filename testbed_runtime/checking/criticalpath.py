@@ -133,8 +133,8 @@ def attribute(
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span; the walk begins with it.
     `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
     the span ended. `awaited`: for an option, the TaskManagers that the job would need in addition to those that it still has if no
-    wait for that option took time; None: all that come. `known`: a failure began the span, so a stall after `detected` is not part of a
-    detection. `lasts`: `last` continues after the span, and the path of the next span begins with it. `ran`: how long the job could have run without
+    wait for that option took time; None: all that come. `known`: a failure began the span, so a stall or a store that fails after `detected` is
+    not part of a detection, unless it ended the span. `lasts`: `last` continues after the span, and the path of the next span begins with it. `ran`: how long the job could have run without
     the first wait before a fault began the second one."""
     if end <= start:
         return ()
@@ -142,9 +142,13 @@ def attribute(
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last, lasts=lasts)
     pieces = merged(reversed(walk.pieces))
-    since = detected - EPSILON_NS
     slack = partial(walk.slack, awaited=awaited, ran=ran)
-    return tuple(segment(p, slack(p.wait), known=known and p.start >= since) for p in pieces)
+
+    def after_failure(piece: Piece) -> bool:
+        shows_another = piece.wait is not None and stores(piece.wait, last)
+        return known and piece.start >= detected - EPSILON_NS and not shows_another
+
+    return tuple(segment(p, slack(p.wait), known=after_failure(p)) for p in pieces)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -497,11 +501,10 @@ class _Walk:
 
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
         """Return the innermost recorded wait of the step's kind that covers the span, otherwise the step. For slots, a completion counts too:
-        the JobMaster requests slots only when the store has completed the checkpoint that it restores. A restart delay that was
-        cut off counts in the same way."""
+        the JobMaster requests slots only when the store has completed it, or has failed. So does a restart delay that was cut off."""
         before = ("completion", "restart-delay") if step.kind == "slot" and not step.wait else ()
         found = [w for w in self.waits if w.start_ns <= start and w.end_ns >= end]
-        found = [w for w in found if w.kind == "restart-delay" or caused(w)]
+        found = [w for w in found if w.kind in before or caused(w)]
         own = [w for w in found if w.kind == step.kind or (w.kind in before and w.end_ns <= end + EPSILON_NS)]
         return max(own, key=lambda w: (w.start_ns, -w.end_ns), default=step)
 

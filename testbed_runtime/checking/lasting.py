@@ -63,7 +63,7 @@ def lasting_wait(
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
-    if (first.kind, first.outcome) == ("completion", Outcome.FAILED):
+    if (first.kind, first.phase) == ("completion", KINDS["checkpoint"].phase):
         return None  # the checkpoint failed the job, as one that expires does
     caused = cause is None or (cause.taskmanager in ("", first.who) and cause.kind != "deployment")
     if (first.kind, first.what) == ("stalled", MESSAGES) and not caused:

@@ -43,7 +43,7 @@ def is_of_option(wait: Wait) -> bool:
 
 def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Segment:
     """Return the segment of a piece. `slack`: how much shorter the wait could be, and the wait that would
-    then take over. `known`: the piece begins after the failure was known."""
+    then take over. `known`: the piece begins after the failure was known, and shows no other one."""
     wait = piece.wait
     if wait is None:
         text = "no recorded wait"
@@ -78,10 +78,11 @@ def _kind(wait: Wait) -> str:
 def _phase(wait: Wait, *, known: bool) -> str:
     """Return the phase of a recovery that a wait counts for. When a TaskManager's heartbeats of the
     JobManager time out, that detects a failure. A process that stands still when the failure is already
-    `known` delays the restart, like a JobManager that does not answer. A store that cannot complete a checkpoint shows a failure."""
+    `known` delays the restart, like a JobManager that does not answer. So does a store that cannot complete a checkpoint; before, it shows a
+    failure."""
     expired = (wait.kind, wait.outcome, wait.option)
     given_up = expired == ("jobmanager", Outcome.EXPIRED, "heartbeat.timeout")
-    failed = (wait.kind, wait.outcome) == ("completion", Outcome.FAILED)
+    failed = (wait.kind, wait.outcome) == ("completion", Outcome.FAILED) and not known
     kind = "jobmanager" if known and wait.kind == "stalled" else _kind(wait)
     return KINDS["heartbeat" if given_up else "checkpoint" if failed else kind].phase
 

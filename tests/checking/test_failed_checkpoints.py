@@ -34,5 +34,20 @@ def test_the_store_that_could_not_complete_a_checkpoint_owns_the_time_since_its_
 def test_a_checkpoint_that_fails_during_a_restart_does_not_explain_the_failure_before(outcome: Outcome):
     """It was being stored when a task failed. A restart waits for one that completes."""
     stored = wait("completion", 1, 5, outcome, who="w", what="checkpoint 4")
-    first = part(3, 5, "completion", "checkpoint 4", outcome=str(outcome))
+    phase = "detect" if outcome is Outcome.FAILED else "restore"
+    first = part(3, 5, "completion", "checkpoint 4", outcome=str(outcome), phase=phase)
     assert lasting_wait([stored], [first]) == (None if outcome is Outcome.FAILED else stored)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.COMPLETED])
+def test_a_restart_waits_for_the_store_whether_it_completes_the_checkpoint_or_not(outcome: Outcome):
+    """The job tolerates the failed checkpoint. The store delays the restart, and shows no failure."""
+    closed = wait("connection", 0, 1)
+    stored = wait("completion", 0.5, 3, outcome, what="checkpoint 4")
+    last = wait("deployment", 3, 4)
+    step = wait("slot", 1, 3, wait="")
+    found = attribute(
+        [closed, stored, last], (step,), start=0, end=4 * SECOND, last=last, detected=SECOND, known=True
+    )
+    assert [(s.kind, s.seconds) for s in found] == [("connection", 1), ("completion", 2), ("deployment", 1)]
+    assert found[1].phase == "restore"

@@ -137,6 +137,20 @@ def test_a_store_that_cannot_complete_a_checkpoint_owns_the_time_until_the_job_f
     assert len(found.rounds) == (1 if reset_s is None else 2)
 
 
+def test_a_restart_waits_for_a_store_that_fails_a_tolerated_checkpoint(tmp_path: Path):
+    """The store is asked 1.5 s after the acknowledgements, and refuses at 3.45 s. The connection is reset at 2.5 s, and the delay is 50 ms."""
+    faults = [
+        fault("slow", "7 s", JOBMANAGER, store={"slow": {"delay": "1500 ms"}}),
+        fault("full", "4 s", JOBMANAGER, store={"failing": {}}),
+        fault("reset", "200 ms", SINK, at="2500 ms", network={"reset": {}}),
+    ]
+    tolerated = {**QUICK, DELAY: "50 ms", "execution.checkpointing.tolerable-failed-checkpoints": "100"}
+    found = recovery(Case("tolerated", faults, "", 0.0, options=tolerated), tmp_path)
+    stored = [s for r in found.rounds for s in r.segments if s.kind == "completion"]
+    assert [s.phase for s in stored] == ["restore"]
+    assert stored[0].seconds == pytest.approx(3.45 - 2.55, abs=TOLERANCE_S)
+
+
 def test_an_outage_that_comes_again_and_lasts_longer_is_the_total(tmp_path: Path):
     """The job recovers from the kill, and uses up the credit that is left. It then waits for the end of the fault, 25.5 s after the kill."""
     faults = [
