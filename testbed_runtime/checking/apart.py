@@ -185,10 +185,15 @@ def until_each_has_recovered(
     for option in sorted(shorter):
         found = alone.remaining(hits, option)
         left = max(0, lasted - found.behind_ns)
-        in_vain = found.restarts < len(rounds) and any(map(is_unreachable, failed))
+        # a wait changes only what comes after it
+        begun = (s.start_ns for s in segments if s.option == option and s.end_ns - s.start_ns > TIE_NS)
+        since_ns = min(begun, default=INT64_MAX)
+        apart = any(since_ns < f.begun_ns for f in faults if f.fault == found.apart)
+        fewer = found.restarts < len(rounds) and since_ns < rounds[-1].start_ns
+        in_vain = fewer and any(map(is_unreachable, failed))
         # the next JobManager recovers the job after steps of its own
-        if (found.apart or in_vain) and JOBMANAGER not in lost:
-            why = runs_before(found.apart) if found.apart else FEWER
+        if (apart or in_vain) and JOBMANAGER not in lost:
+            why = runs_before(found.apart) if apart else FEWER
             segments = _all_of(segments, option, left, why)
         for number, own in reversed(list(enumerate(segments))):
             if own.option == option and not own.gave_up:

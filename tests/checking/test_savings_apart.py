@@ -51,6 +51,30 @@ def test_a_delay_saves_other_waits_too_if_the_job_then_runs_between_two_faults(b
     assert savings_of(hits, waits, [], round_of(own, part(4, 11, option=""))) == [expected, None]
 
 
+@pytest.mark.parametrize(("begun", "expected"), [(4, (8, "runs again before the fault `two`")), (5, None)])
+def test_a_wait_lets_the_job_run_before_a_fault_only_if_it_began_before_it(begun: float, expected: Any):
+    """The second loss is at 4.5 s. Each is noticed after 2 s, and the recovery takes 12 s."""
+    hits = [ONE, hit("two", "process.kill", 4.5, 6, "tm-2")]
+    own = part(begun, begun + 2, "first-record", option="o")
+    parts = part(0, begun, option=""), own, part(begun + 2, 12, option="")
+    assert savings_of(hits, [NOTICED, lost("tm-2", 4.5, 6.5)], [], round_of(*parts))[1] == expected
+
+
+@pytest.mark.parametrize(("start", "expected"), [(1, (6, "restarts fewer times")), (3, None)])
+def test_only_a_wait_before_the_last_restart_saves_restarts_in_vain(start: float, expected: Any):
+    """The first restart, at 3 s, deploys tasks to a TaskManager that is dead."""
+    failed = "x.RecipientUnreachableException"
+    causes = [Cause(0, "", "a", "Task", "tm-1-1"), Cause(3 * NS, "", failed, "JobMaster", "tm-1-1")]
+    own = part(start, start + 1, "first-record", option="o")
+    first, last = [part(0, 3, option="")], [part(3, 8, option="")]
+    if start < 3:
+        first = [part(0, start, option=""), own, part(start + 1, 3, option="")]
+    else:
+        last = [own, part(start + 1, 8, option="")]
+    found = savings_of([ONE], [NOTICED], causes, round_of(*first), round_of(*last))
+    assert next((s for s in found if s is not None), None) == expected
+
+
 @pytest.mark.parametrize(
     ("option", "unreachable", "expected"),
     [
