@@ -21,7 +21,7 @@ from testbed_runtime.checking.apart import (
     stalled_taskmanager,
     until_each_has_recovered,
 )
-from testbed_runtime.checking.avoidable import is_of, with_enough
+from testbed_runtime.checking.avoidable import is_of, until_refusals_end, with_enough
 from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
 from testbed_runtime.checking.common import (
@@ -33,6 +33,7 @@ from testbed_runtime.checking.common import (
     job_shape,
     task_series,
     windows,
+    without_spans,
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.executions import places, used_in
@@ -45,9 +46,7 @@ from testbed_runtime.checking.faults import (
 )
 from testbed_runtime.checking.lasting import (
     after_cut_delay,
-    capped,
     dead_slots,
-    each_segment,
     lasting_wait,
     needless_restarts,
     share_slack,
@@ -259,13 +258,16 @@ class _Paths:
             found.insert(0, self._round(outage, number, span, lasting))
             lasting = lasting_wait(self.waits, found[0].segments, span.cause)
         known = self.waits, self.effects
-        shared = with_delays_avoided(without_outrun(found, *known), self.effects)
         needless = needless_restarts([r.cause for r in outage.rounds], self.waits)
-        shared = tuple(after_cut_delay(r, self.waits) for r in share_slack(shared, needless))
-        shared = each_segment(until_faults_end(shared, self.effects, self.delays, self.waits), capped)
+        shared = share_slack(without_outrun(found, *known), needless)
+        cut = [after_cut_delay(r, self.waits) for r in shared]
+        shared = until_faults_end(cut, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
+        shared = with_delays_avoided(until_refusals_end(shared, causes, *known), self.effects)
         if len(_faults_of(outage)) > 1:
             shared = until_each_has_recovered(shared, self.hits, causes, *known, awaited=self.awaited)
+            others = [e for e in self.effects if all(e != h.fault for h in self.hits)]
+            shared = until_refusals_end(shared, causes, self.waits, others)
         return with_enough(shared, causes, *known, self.entry, places=partial(places, self.trial))
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:
@@ -386,7 +388,7 @@ class _Paths:
                 lasting.append((fault, span))
         found = []
         for fault, span in lasting:
-            alone = _without(span, [other for one, other in lasting if one is not fault])
+            alone = without_spans(span, [other for one, other in lasting if one is not fault])
             last = alone[-1] if alone else (span[1], span[1])
             since, until = self._idle_since(*last), last[1]
             if self._starved(alone if sum(b - a for a, b in alone) >= NS else [span]):
@@ -584,15 +586,6 @@ class _Paths:
 def _faults_of(outage: Outage) -> list[FaultEffect]:
     every = (*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared)
     return [*{e.fault: e for e in every}.values()]
-
-
-def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of a span that none of the other spans covers."""
-    found, at = [], span[0]
-    for start, end in sorted(others):
-        found += [(at, min(start, span[1]))] if at < min(start, span[1]) else []
-        at = max(at, end)
-    return [*found, (at, span[1])] if at < span[1] else found
 
 
 def _nothing(kind: str, at: int) -> Wait:

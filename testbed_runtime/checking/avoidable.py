@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -85,14 +86,29 @@ def with_enough(
         return shows.with_expired(segment, rounds[0].start_ns) if caused else segment
 
     found = each_segment(each_segment(rounds, longer), in_pause)
-    segments = [s for r in found for s in r.segments]
+    return each_segment(found, partial(shows.until_last_loss, used=used))
+
+
+def until_refusals_end(
+    rounds: Sequence[Round], failures: Sequence[Cause], waits: Sequence[Wait], effects: Sequence[FaultEffect]
+) -> tuple[Round, ...]:
+    """Return the rounds with smaller savings during a fault that let no restart succeed before it ended: one that held back what expired waits
+    were for, or that refused connections and caused one of the `failures`."""
+    begun = [e for e in effects if e.injected_ns is not None]
+    segments = [s for r in rounds for s in r.segments]
     given_up = [w for s in segments if s.gave_up for w in waits if is_of(s, w)]
     for wait in reversed(given_up):
-        segments = _until_end(segments, shows.held_back(wait), wait.cause)
-    for fault in (responsible(shows.effects, cause) for cause in failures):
+        segments = _until_end(segments, _held_back(wait, begun), wait.cause)
+    for fault in (responsible(begun, cause) for cause in failures):
         if fault is not None and fault.kind in REFUSING:
             segments = _until_end(segments, fault, f"the end of the fault `{fault.fault}`")
-    return with_segments(found, segments)
+    return with_segments(rounds, segments)
+
+
+def _held_back(wait: Wait, effects: Sequence[FaultEffect]) -> FaultEffect | None:
+    """Return the fault that delayed what this wait was for."""
+    held = (wait.fault, _HELD_BACK.get(wait.kind))
+    return next((e for e in effects if (e.fault, e.kind) == held), None)
 
 
 def _until_end(segments: Sequence[Segment], fault: FaultEffect | None, text: str) -> list[Segment]:
@@ -119,6 +135,11 @@ def is_of(segment: Segment, wait: Wait) -> bool:
     """Whether a segment is the end of this expired wait."""
     same = (segment.kind, segment.who, segment.what) == (wait.kind, wait.who, wait.what)
     return same and wait.outcome is Outcome.EXPIRED and abs(segment.end_ns - wait.end_ns) <= EPSILON_NS
+
+
+def _lost_again(lost: Wait, fault: FaultEffect) -> str:
+    """Say what the job waits for if it restarts on a TaskManager whose heartbeats are still missing."""
+    return f"{ordinal(lost.what)} to be lost once more, during the fault `{fault.fault}`"
 
 
 def _restarts_anyway(fault: FaultEffect, timeout_ns: int) -> bool:
@@ -161,7 +182,7 @@ class _Ends:
             found = [self._returned(wait), *map(self._returned, self._merged(wait))]
             known = [needed for needed in found if needed is not None]
             return max(known) if len(known) == len(found) else None
-        held = self.held_back(wait)
+        held = _held_back(wait, self.effects)
         arrival_ns = None if held is None else self._ended_by_itself(held)
         if held is None or arrival_ns is None:
             return None
@@ -242,11 +263,6 @@ class _Ends:
         text = f"{first.option} = {first.value}"
         return replace(segment, budget_ns=first.budget_ns, enough_ns=needed, expired=text)
 
-    def held_back(self, wait: Wait) -> FaultEffect | None:
-        """Return the fault that delayed what this wait was for."""
-        held = (wait.fault, _HELD_BACK.get(wait.kind))
-        return next((e for e in self.effects if (e.fault, e.kind) == held), None)
-
     def _ended_by_itself(self, fault: FaultEffect) -> int | None:
         """Return when a fault ended by itself. None if that is not known, because a fault is healed early when its trial ends."""
         if fault.ended_ns is None or fault.voided:
@@ -326,8 +342,21 @@ class _Ends:
         gap_ns = max(restart_ns, *gaps, 0)  # the job restarts after each loss
         # with a limit below this, another loss fits into the fault
         share = (segment.enough_ns - gap_ns * len(losses)) // (len(losses) + 1)
-        text = f"{name} to be lost once more, during the fault `{silent[0].fault}`"
-        return with_slack(segment, max(0, wait.budget_ns - share), text)
+        return with_slack(segment, max(0, wait.budget_ns - share), _lost_again(lost, silent[0]))
+
+    def until_last_loss(self, segment: Segment, *, used: Collection[str]) -> Segment:
+        """Return a restart delay with smaller savings if the heartbeats of a muted TaskManager that the job still `used` were missed in it: an
+        earlier restart would have failed with that loss."""
+        if segment.kind != "restart-delay" or not segment.option:
+            return segment
+        missed = [w for w in self.waits if w.option == _HEARTBEAT and w.outcome is Outcome.EXPIRED]
+        during = [w for w in missed if segment.start_ns + TIE_NS < w.end_ns <= segment.end_ns + TIE_NS]
+        for wait in sorted(during, key=lambda w: -w.end_ns):
+            lost, silent = self._lost(wait)
+            if ordinal(lost.what) in used and {e.kind for e in silent} == {_MUTED}:
+                saved_ns = max(0, segment.end_ns - wait.end_ns)
+                return with_slack(segment, saved_ns, _lost_again(lost, silent[0]))
+        return segment
 
     def _answered(self, lost: Wait) -> int | None:
         """Return how long a heartbeat is missing that only comes late: the next request is delayed, and then its answer."""

@@ -289,3 +289,12 @@ class Answers:
     def known(self, metric: str, value: float | None, phase: str = "", **more: Any) -> None:
         """Add a row. Without a value, its reason is NoData."""
         self.add(metric, value, phase=phase, reason=NO_DATA if value is None else "", **more)
+
+
+def without_spans(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of a span that none of the other spans covers."""
+    found, at = [], span[0]
+    for start, end in sorted(others):
+        found += [(at, min(start, span[1]))] if at < min(start, span[1]) else []
+        at = max(at, end)
+    return [*found, (at, span[1])] if at < span[1] else found

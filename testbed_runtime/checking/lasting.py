@@ -296,7 +296,7 @@ def with_delays_avoided(rounds: Sequence[Round], effects: Iterable[FaultEffect])
             if over_ns > 0 and fault.kind in HELD_BACK:  # others hold up a running job too
                 found[at] = with_more(wait, over_ns, why)
             elif limited:
-                found[at] = replace(wait, slack_ns=wait.slack_ns + more_ns)
+                found[at] = capped(replace(wait, slack_ns=wait.slack_ns + more_ns))
     return with_segments(rounds, found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.avoidable import with_enough
+from testbed_runtime.checking.avoidable import until_refusals_end, with_enough
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.judgement.recovery import Round, Segment
@@ -528,13 +528,7 @@ def test_restarts_in_a_fault_save_only_what_comes_after_its_end(
     gap = of_option(15, last.start_ns / NS, "", kind="slot", outcome="completed")
     rounds = [Round(number=1, start_ns=0, end_ns=last.end_ns, segments=(first, given_up, gap, last))]
     late = wait("partition", BACKOFF, (10, 15), fault="late", cause="c")
-    entry = trial_entry(
-        {
-            "configuration": {},
-            "faults": [{"name": "late", "duration_s": 20.0, "params": {"delay_s": 40.0}}],
-        }
-    )
-    (found,) = with_enough(rounds, [], [late], [effect("late", "registration.delay", 0, 20)], entry)
+    (found,) = until_refusals_end(rounds, [], [late], [effect("late", "registration.delay", 0, 20)])
     parts = (found.segments[0], found.segments[-1])
     known = tuple(None if s.slack_ns < 0 else s.slack_ns / NS for s in parts)
     assert known == saved
@@ -542,7 +536,7 @@ def test_restarts_in_a_fault_save_only_what_comes_after_its_end(
     assert found.segments[1].slack_ns == -1
     before = replace(first, start_ns=at(-1))  # it began before the fault
     again = [replace(rounds[0], segments=(before, *rounds[0].segments[1:]))]
-    (found,) = with_enough(again, [], [late], [effect("late", "registration.delay", 0, 20)], entry)
+    (found,) = until_refusals_end(again, [], [late], [effect("late", "registration.delay", 0, 20)])
     assert found.segments[0].slack_ns == -1
 
 
@@ -573,3 +567,28 @@ def test_a_shorter_timeout_lets_a_muted_taskmanager_be_lost_once_more(
     found = judged([BEATS, *more], [mute], asked, places={"map-0": place}, until=until)
     assert found.slack_ns == pytest.approx(round(slack_s * NS) if slack_s >= 0 else -1, abs=1)
     assert found.next == ("tm-1 to be lost once more, during the fault `mute`" if slack_s >= 0 else "")
+
+
+@pytest.mark.parametrize(
+    ("missed", "place", "slack_s"),
+    [
+        ((13.5,), "tm-1", 2.5),
+        ((13.5, 15.5), "tm-1", 0.5),
+        ((16.02,), "tm-1", 0),  # together with the end of the delay
+        ((12.02, 16.03), "tm-1", -1),  # the loss before it, and one after the restart
+        ((13.5,), "tm-2", -1),
+    ],
+)
+def test_a_restart_on_a_muted_taskmanager_fails_until_its_last_loss(
+    missed: tuple[float, ...], place: str, slack_s: float
+):
+    """The delay is from 12 to 16 s. An earlier restart would have failed with each loss in it."""
+    delay = of_option(12, 16)
+    waits = [wait("heartbeat", HEARTBEAT, (end - 3, end)) for end in missed]
+    mute = effect("mute", "heartbeats.mute", 8, 17, "tm-1")
+    known = Round(number=1, start_ns=0, end_ns=at(18), segments=(delay,))
+    (found,) = with_enough([known], [], waits, [mute], trial_entry({}), places=lambda _: {"map-0": place})
+    assert found.segments[0].slack_ns == (round(slack_s * NS) if slack_s >= 0 else -1)
+    assert found.segments[0].next == (
+        "tm-1 to be lost once more, during the fault `mute`" if slack_s >= 0 else ""
+    )

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from testbed_runtime.checking import catchup
-from testbed_runtime.checking.answer import _without
 from testbed_runtime.checking.baseline import CALM_NS, normal_lag
 from testbed_runtime.checking.catchup import HOLD_NS, CatchUp
-from testbed_runtime.checking.common import Window
+from testbed_runtime.checking.common import Window, without_spans
 from testbed_runtime.checking.progress import NOTHING, SAMPLE_NS, Progress
 from testbed_runtime.checking.waits import _pod_steps, starved_words, without_splits
 from testbed_runtime.core.job.splits import NEXT_SPLIT
@@ -48,7 +47,7 @@ def test_the_rest_of_a_span_is_what_no_other_span_covers(
     span: tuple[int, int], others: list[tuple[int, int]]
 ):
     """Its parts are not empty."""
-    found = _without(span, others)
+    found = without_spans(span, others)
     assert covered(found) == covered([span]) - covered(others)
     assert all(start < end for start, end in found)
 

@@ -14,6 +14,7 @@ from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.report.answer import savings
 from tests.simulation.knownanswers import (
     ALL,
+    ASK,
     DELAY,
     HEARTBEAT,
     JOBMANAGER,
@@ -87,7 +88,17 @@ PAUSED_REGION = Case(
     ],
     "", 0.0, options=QUICK, managers={"replicas": 6},
 )  # fmt: skip
+REFUSED = Case(
+    "refused-and-delayed",
+    [
+        fault("reset", "3 s", SINK, network={"reset": {}}),
+        fault("slow", "16 s", ALL, at="4 s", rpc={"delay": {"method": "SubmitTask", "delay": "3 s"}}),
+    ],
+    "", 0.0, options={**QUICK, HEARTBEAT: "30 s", ASK: "30 s", DELAY: "5 s"}, observation="21 s",
+)  # fmt: skip
+"""The delay ends after both faults have begun. A shorter one restarts the job between them."""
 CASES = [
+    Lowered(REFUSED, DELAY, {DELAY: "500 ms"}),
     of_delay("second-loss", killed("one", 0), killed("two", 1, "5 s")),
     of_delay("third-loss", killed("one", 0), killed("two", 1, "4 s"), killed("three", 2, "7 s")),
     of_delay("pause-below-the-timeout", killed("one", 0), paused(1, "3 s", "4 s")),
@@ -256,3 +267,19 @@ def test_a_restart_while_records_are_late_saves_a_part_of_the_catch_up(tmp_path:
         if delay == "4 s":
             saved, _ = promised(found, DELAY)
     assert 0.1 < totals["4 s"] - totals["1 s"] <= saved < 0.7
+
+
+def test_a_restart_while_heartbeats_are_muted_lasts_until_the_last_loss(tmp_path: Path):
+    """The TaskManager registers again and is lost every 3 s, which is also the delay. A shorter one adds a failure in the middle."""
+    mute = fault(
+        "mute", "10 s", taskmanager("tm-2"), at="500 ms", heartbeats={"mute": {"direction": "request"}}
+    )
+    options = {**QUICK, HEARTBEAT: "3 s", "heartbeat.rpc-failure-threshold": "-1", DELAY: "3 s"}
+    case = Case("muted", [mute], "", 0.0, options=options, managers=NO_SPARE, observation="21 s")
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    before = of_case(case, tmp_path / "before")
+    after = of_case(replace(case, options={**options, DELAY: "200 ms"}), tmp_path / "after")
+    saved = [promised(found, DELAY) for found in before.recoveries]
+    assert saved == [(pytest.approx(0, abs=TOLERANCE_S), True), (pytest.approx(3, abs=TOLERANCE_S), False)]
+    assert sum(s for s, _ in saved) == pytest.approx(behind_s(before) - behind_s(after), abs=0.3)
