@@ -127,6 +127,9 @@ ONE_CONNECTION = Change(
     "all channels between two TaskManagers share one TCP connection (`max-num-tcp-connections`); before, each exchange has its own "
     "(FLINK-22643)",
 )
+CONNECTIONS_NAME_PEER = Change(
+    "1.15", "the errors of a data connection name the TaskManager at its other end; before, only its address"
+)
 SORTED_RESULTS_LIMITED = Change(
     "1.15",
     "the pool of a sorted blocking result has a limit, 4 buffers for each subpartition if that is more than it requires (FLINK-25774)",
@@ -186,6 +189,10 @@ STARTING_SEGMENT_SIZE = Change(
 ISO_DURATIONS = Change(
     "2.0",
     "durations may be written in ISO 8601, as in `PT10S`, and are in the error of an unanswered deployment",
+)
+SLOT_REFUSAL_NAMES_HOLDER = Change(
+    "2.1",
+    "a TaskManager that refuses an allocation which has another slot names that slot; before, the text is `Could not allocate slot.`",
 )
 PRIORITY_PASSES_BLOCK = Change(
     "2.3",

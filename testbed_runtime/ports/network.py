@@ -142,7 +142,9 @@ class Network(Protocol):
     async def listen(self, make_handler: Callable[[], ConnectionHandler], address: Address) -> Listener:
         """Listen; port 0 selects a free port. Raises UserError if the port is in use."""
 
-    async def connect(self, address: Address, handler: ConnectionHandler, *, timeout_s: float) -> Connection:
+    async def connect(
+        self, address: Address, handler: ConnectionHandler, *, timeout_s: float | None
+    ) -> Connection:
         """Connect. `on_connected` is called before this returns. Raises OSError or TimeoutError."""
 
 

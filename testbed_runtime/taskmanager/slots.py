@@ -32,9 +32,11 @@ class Slot(Struct, frozen=True):
 class TaskSlotTable:
     """Allocations by id. Nothing here waits or calls: the caller arms a timer for `next_deadline`."""
 
-    def __init__(self, slots: int, timeout_s: float) -> None:
+    def __init__(self, slots: int, timeout_s: float, *, names_holder: bool = True) -> None:
+        """`names_holder`: the refusal of an allocation that has another slot names that slot."""
         self.size = slots
         self._timeout_s = timeout_s
+        self._names_holder = names_holder
         self._slots: dict[str, Slot] = {}
 
     @property
@@ -57,10 +59,10 @@ class TaskSlotTable:
             raise FlinkError("SlotOccupiedException", text)
         held = self._slots.get(allocation)
         if held is not None:
-            raise FlinkError(
-                "SlotAllocationException",
-                f"A slot with allocationId {allocation} is already assigned to job {held.job} with subtask index {held.index}.",
-            )
+            text = "Could not allocate slot."
+            if self._names_holder:
+                text = f"A slot with allocationId {allocation} is already assigned to job {held.job} with subtask index {held.index}."
+            raise FlinkError("SlotAllocationException", text)
         slot = Slot(index, allocation, job, now + self._timeout_s)
         self._slots[allocation] = slot
         return slot

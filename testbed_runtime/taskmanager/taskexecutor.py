@@ -41,6 +41,7 @@ from testbed_runtime.core.job.messages import (
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
 )
+from testbed_runtime.core.versions import SLOT_REFUSAL_NAMES_HOLDER, has
 from testbed_runtime.core.waits import JOBMASTER_NAME, Limit
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Address
@@ -82,7 +83,11 @@ class TaskExecutor:
         self._rpc = rpc
         self._services = services
         self._keeper = TaskKeeper()
-        self._slots = TaskSlotTable(config.slots, options.duration("taskmanager.slot.timeout"))
+        self._slots = TaskSlotTable(
+            config.slots,
+            options.duration("taskmanager.slot.timeout"),
+            names_holder=has(options.flink_version, SLOT_REFUSAL_NAMES_HOLDER),
+        )
         self._slot_timer = Timer()
         self._jobs: dict[str, JobConnection] = {}
         self._sessions = 0

@@ -20,7 +20,7 @@ from typing import ClassVar, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.exchange.arrivals import Head
-from testbed_runtime.core.exchange.client import PartitionRequestClient
+from testbed_runtime.core.exchange.client import PartitionRequestClient, peer_text
 from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder
 from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.frames import (
@@ -38,8 +38,9 @@ from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
 from testbed_runtime.core.faults.links import link, logical_name, owner_of
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
+from testbed_runtime.core.job.limits import connect_timeout_s
 from testbed_runtime.core.options import MAX_TCP_CONNECTIONS, Options
-from testbed_runtime.core.versions import ONE_CONNECTION, has
+from testbed_runtime.core.versions import CONNECTIONS_NAME_PEER, ONE_CONNECTION, has
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
 from testbed_runtime.ports.network import (
     PLANE_DATA,
@@ -320,6 +321,7 @@ class _ClientPump(Pump):
             resource_id=peer,
             reuse=owner.reuse,
             credit_based=owner.credit_based,
+            names_peer=owner.names_peer,
             resume=self._resume,
         )
         self._decoder = ClientDecoder(owner.version, self.machine.allocate)
@@ -480,13 +482,14 @@ class ConnectionManager:
         self.name = logical_name(name)
         self.version = options.wire_version
         self.credit_based = options.credit_based
+        self.names_peer = has(options.flink_version, CONNECTIONS_NAME_PEER)
         self.reuse = options.boolean("taskmanager.network.tcp-connection.enable-reuse-across-jobs")
         self.interceptor = interceptor or PassThrough()
         self.tap = tap
         self._network = network
         self._resolver = resolver
         self._retries = options.integer("taskmanager.network.retries")
-        self._timeout_s = float(options.integer("taskmanager.network.netty.client.connectTimeoutSec"))
+        self._timeout_s = connect_timeout_s(options)
         most = max(1, options.integer(MAX_TCP_CONNECTIONS))
         self._most = most if has(options.flink_version, ONE_CONNECTION) else None
         self._pumps: dict[_Key, _ClientPump] = {}
@@ -546,9 +549,10 @@ class ConnectionManager:
             if not pump.is_closed:
                 self._pumps[pump.key] = pump
             return pump.machine
+        named = peer_text(flink_address(advertised), peer if self.names_peer else "")
         failure = FlinkError(
             "RemoteTransportException",
-            f"Connecting to remote task manager '{flink_address(advertised)} [ {peer} ] ' has failed. "
+            f"Connecting to remote task manager '{named}' has failed. "
             "This might indicate that the remote task manager has been lost.",
             lost_taskmanager=peer,
         )

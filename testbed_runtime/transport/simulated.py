@@ -218,7 +218,7 @@ class SimulatedNetwork:
         return listener
 
     async def connect(
-        self, address: Address, handler: ConnectionHandler, *, timeout_s: float
+        self, address: Address, handler: ConnectionHandler, *, timeout_s: float | None
     ) -> SimulatedConnection:
         async with timeout(timeout_s):
             await self._fabric.handshake(self.name, address[0])

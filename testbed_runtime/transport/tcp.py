@@ -437,7 +437,7 @@ class TcpNetwork:
         return TcpListener(self._loop, sock, make_handler, self._receive, self._tls)
 
     async def connect(
-        self, address: Address, handler: ConnectionHandler, *, timeout_s: float
+        self, address: Address, handler: ConnectionHandler, *, timeout_s: float | None
     ) -> TcpConnection:
         host, port = address
         async with timeout(timeout_s):

@@ -51,6 +51,26 @@ def test_a_connection_is_woken_by_the_first_message_after_it_has_sent_all() -> N
     assert counts == [(number, True) for number in (1, 2, 3, 4)]
 
 
+@pytest.mark.parametrize(
+    ("names_peer", "peer", "local_peer"),
+    [(True, f"{PEER} [ {RESOURCE} ] ", f"{PEER} [{RESOURCE}]"), (False, PEER, PEER)],
+)
+def test_until_1_14_an_error_names_only_the_address_of_the_peer(
+    names_peer: bool, peer: str, local_peer: str
+) -> None:
+    """CreditBasedPartitionRequestClientHandler.channelInactive and exceptionCaught. The failover knows the TaskManager in both cases."""
+    for cause, text in (
+        (None, f"Connection unexpectedly closed by remote task manager '{peer}'. "),
+        (ConnectionResetError("Connection reset by peer"), f"Lost connection to task manager '{peer}'. "),
+        (OSError("some error"), f"some error (connection to '{local_peer}')"),
+    ):
+        client = PartitionRequestClient(PEER, lambda: None, resource_id=RESOURCE, names_peer=names_peer)
+        client.on_closed(cause)
+        assert client.error is not None
+        assert client.error.message.startswith(text)
+        assert client.error.lost_taskmanager == RESOURCE
+
+
 def test_G_01_and_G_02_credit_is_announced_for_the_backlog() -> None:
     """Two requests with credit 2; AddCredit is written when the connection is asked for it."""
     consumer = two_channels()

@@ -43,6 +43,24 @@ def test_J_67_an_allocation_has_one_slot_and_a_slot_one_allocation() -> None:
     assert (slots.free, slots.report()) == (1, ((0, "a1"),))
 
 
+@pytest.mark.parametrize(
+    ("names_holder", "text"),
+    [
+        (True, "A slot with allocationId a1 is already assigned to job job with subtask index 0."),
+        (False, "Could not allocate slot."),
+    ],
+)
+def test_J_67_a_refused_allocation_names_the_slot_that_it_has_from_2_1_on(
+    names_holder: bool, text: str
+) -> None:
+    """Before, TaskSlotTableImpl.allocateSlot returned false, and the TaskExecutor wrote the text."""
+    slots = TaskSlotTable(2, 10.0, names_holder=names_holder)
+    slots.allocate(0, "a1", "job", 0.0)
+    with pytest.raises(FlinkError) as refused:
+        slots.allocate(1, "a1", "job", 0.0)
+    assert (refused.value.class_name, refused.value.message) == ("SlotAllocationException", text)
+
+
 def test_J_68_a_freed_slot_belongs_to_no_allocation() -> None:
     """testFreeSlot and testGenerateSlotReport: of two slots, the second is freed. A report names the one that is left."""
     slots = TaskSlotTable(2, 10.0)

@@ -34,17 +34,23 @@ _Pending: TypeAlias = tuple[ClientFrame | None, RemoteInputChannel | None]
 case."""
 
 
+def peer_text(address: str, resource_id: str) -> str:
+    """Return the peer of a connection as Flink's messages name it: `<addr> [ <resource id> ] `, or the address alone without an id."""
+    return f"{address} [ {resource_id} ] " if resource_id else address
+
+
 class PartitionRequestClient:
     """Flink's NettyPartitionRequestClient and CreditBasedPartitionRequestClientHandler of one connection.
 
-    `peer` is the address as Flink prints it (`host:port`), `resource_id` the TaskManager at that address. `wake` is
+    `peer` is the address as Flink prints it (`host:port`), `resource_id` the TaskManager at that address; with `names_peer`, errors
+    name both. `wake` is
     called when `next_frame` may return a frame after it returned None. `resume` (legacy mode only) is called when a
     channel for which `allocate` returned None has a buffer.
     """
 
     __slots__ = (
-        "_channels", "_credit_based", "_pending", "_resume", "_reuse", "_wake", "closing", "error", "peer",
-        "resource_id",
+        "_channels", "_credit_based", "_names_peer", "_pending", "_resume", "_reuse", "_wake", "closing", "error",
+        "peer", "resource_id",
     )  # fmt: skip
 
     def __init__(
@@ -55,10 +61,12 @@ class PartitionRequestClient:
         resource_id: str = "",
         reuse: bool = True,
         credit_based: bool = True,
+        names_peer: bool = True,
         resume: Callable[[], None] | None = None,
     ) -> None:
         self.peer = peer
         self.resource_id = resource_id
+        self._names_peer = names_peer
         self._wake = wake
         self._reuse = reuse
         self._credit_based = credit_based
@@ -72,8 +80,8 @@ class PartitionRequestClient:
 
     @property
     def description(self) -> str:
-        """The peer as Flink's messages name it: `<addr> [ <resource id> ] `."""
-        return f"{self.peer} [ {self.resource_id} ] "
+        """The peer as Flink's messages name it."""
+        return peer_text(self.peer, self.resource_id if self._names_peer else "")
 
     # ---- channels ------------------------------------------------------------------------------------------
 
@@ -222,9 +230,10 @@ class PartitionRequestClient:
                 FlinkError("IOException", RESET),
             )
         text = str(error) or type(error).__name__
+        peer = f"{self.peer} [{self.resource_id}]" if self._names_peer else self.peer
         local = FlinkError(
             "LocalTransportException",
-            f"{text} (connection to '{self.peer} [{self.resource_id}]')",
+            f"{text} (connection to '{peer}')",
             lost_taskmanager=self.resource_id,
         )
         local.__cause__ = error if isinstance(error, HeadgateError) else None

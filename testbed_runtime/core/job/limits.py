@@ -8,6 +8,7 @@ from bisect import bisect_right
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
 from testbed_runtime.core.job.restart import settings_in_effect
 from testbed_runtime.core.options import STANDALONE_START_UP, Options
+from testbed_runtime.core.values import MILLIS, java_int
 from testbed_runtime.core.waits import GROWN, PRODUCT, REPLACE_LOST, Limit
 
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
@@ -15,6 +16,8 @@ REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
 MAX_BACKOFF = range(2**30 // 100)
 """Values of BACKOFF_MAX that are searched, in tenths of a second. Flink doubles them, in milliseconds, in an int."""
 CONNECT_TIMEOUT = "taskmanager.network.netty.client.connectTimeoutSec"
+_NETTYS_CONNECT_TIMEOUT_MS = 30_000
+"""Netty's own default, which stays in effect if Netty refuses another value."""
 
 
 def option_limit(options: Options, key: str) -> Limit:
@@ -54,9 +57,19 @@ def reachability_limit(options: Options) -> Limit:
     )
 
 
+def connect_timeout_s(options: Options) -> float | None:
+    """Return how long one attempt to connect to another TaskManager may last, in seconds. None: only the operating system ends it.
+
+    Flink multiplies the option in an int, which wraps. Netty refuses a negative timeout with a warning, and 0 is none."""
+    millis = java_int(options.integer(CONNECT_TIMEOUT) * MILLIS)
+    if millis < 0:
+        millis = _NETTYS_CONNECT_TIMEOUT_MS
+    return millis / MILLIS if millis else None
+
+
 def connect_limit(options: Options) -> Limit:
     """Return the limit of one attempt to connect to another TaskManager."""
-    return Limit(CONNECT_TIMEOUT, options.shown(CONNECT_TIMEOUT), options.number(CONNECT_TIMEOUT))
+    return Limit(CONNECT_TIMEOUT, options.shown(CONNECT_TIMEOUT), connect_timeout_s(options))
 
 
 def partition_limit(options: Options, *, local: bool) -> Limit:
