@@ -98,7 +98,7 @@ def test_every_declared_case_of_flinks_unit_tests_is_repeated_by_a_test():
         for found in methods.values()
         for case in found
     }
-    assert len(cases) == 615
+    assert len(cases) == 617
     assert cases - set(docs_conformance.tests_by_case()) == set()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -82,7 +83,7 @@ def judge(key: str, flink_version: str) -> Judgement:
     known: Option | KnownKey | None = BY_KEY.get(ALIASES.get(key, key)) or WITHOUT_EFFECT.get(key)
     if known is not None:
         return _known(key, known, flink_version)
-    near = _typo_of(key)
+    near = _typo_of(key) or _shortened(key)
     if near:
         return Judgement(Standing.TYPO, near)
     if key.startswith(AREAS_WITHOUT_EFFECT):
@@ -98,6 +99,23 @@ def _typo_of(key: str) -> str:
     candidates = difflib.get_close_matches(key, _TYPO_TARGETS, n=5, cutoff=0.8)
     near = min(candidates, key=lambda known: edits(key, known), default="")
     return near if near and edits(key, near) <= TYPO_EDITS else ""
+
+
+def _shortened(key: str) -> str:
+    """Return the only option with an effect of which this key lacks parts in the middle, or an empty string."""
+    given, found = key.split("."), set[str]()
+    for known in (*BY_KEY, *ALIASES):
+        parts = known.split(".")
+        ends_alike = (parts[0], parts[-1]) == (given[0], given[-1]) and len(given) > 1
+        if ends_alike and _is_within(given[1:-1], parts[1:-1]):
+            found.add(ALIASES.get(known, known))
+    return found.pop() if len(found) == 1 else ""
+
+
+def _is_within(some: Sequence[str], parts: Iterable[str]) -> bool:
+    """Return whether all elements are in another sequence, in this order."""
+    left = iter(parts)
+    return all(part in left for part in some)
 
 
 def edits(a: str, b: str) -> int:

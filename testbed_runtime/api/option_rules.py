@@ -17,7 +17,7 @@ from testbed_runtime.core.exchange.debloat import check_debloating
 from testbed_runtime.core.exchange.sizing import BUFFERS_TIMEOUT
 from testbed_runtime.core.job import restore
 from testbed_runtime.core.job.checkpoints import CheckpointConfig
-from testbed_runtime.core.job.cost import COST, prices
+from testbed_runtime.core.job.cost import COST, cores, prices
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
@@ -25,20 +25,26 @@ from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import TYPE as RESTART_TYPE
 from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
 from testbed_runtime.core.job.statememory import (
+    FIXED_PER_SLOT,
     TRANSFER_THREADS,
     check_state_memory,
     share_problems,
     transfer_problem,
 )
 from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, OWN_PREFIX, Option, Options
-from testbed_runtime.core.processmemory import memory_doubts, process_memory
+from testbed_runtime.core.processmemory import MANAGED, memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, SLOT_DELAYS, has
 
 CHECKPOINTS = "execution.checkpointing.interval"
 MILLISECOND = 0.001
-SECRET = re.compile(r"[.-](password|secret)\b")
-"""Marks options whose values must not be recorded, such as `s3.secret-key`. The name of a Kubernetes Secret is not such a value."""
+_SENSITIVE = re.compile(
+    r"password|secret|fs\.azure\.account\.key|api-?key|auth-params|service-key|token|basic-auth|jaas\.config|http-headers"
+)
+"""Marks options whose values must not be recorded, such as `s3.secret-key` (Flink's GlobalConfiguration.isSensitive)."""
+_SWITCHES = ("true", "false")
+_TOKENS = "security.delegation.token"
+"""The beginning of keys about tokens that Flink itself fetches: only those that name a secret behind it hold one."""
 
 
 @dataclass(slots=True)
@@ -128,7 +134,7 @@ def judge_key(
                 own = [k for k in BY_KEY if k.startswith(OWN_PREFIX)]
                 problem, hint = "is not an option of Headgate", nearest(key, own)
             collected.errors.append(UserError(where, problem, hint))
-        case Standing.WITHOUT_EFFECT | Standing.UNKNOWN if SECRET.search(judgement.canonical):
+        case Standing.WITHOUT_EFFECT | Standing.UNKNOWN if is_secret(key, value):
             problem = "is a secret, which would become part of the run's record"
             collected.errors.append(UserError(where, problem, "leave it out: it has no effect here"))
         case Standing.WITHOUT_EFFECT if judgement.canonical not in BY_KEY:  # otherwise, the note says so
@@ -151,6 +157,14 @@ def judge_key(
                 )
                 collected.errors.append(UserError(where, problem, "keep one of them"))
             written[judgement.canonical] = key
+
+
+def is_secret(key: str, value: str) -> bool:
+    """Return whether a value must not be recorded. A switch is no secret, and neither is the name of a Kubernetes Secret."""
+    lower = key.lower()
+    if lower.startswith("kubernetes.") or value.lower() in _SWITCHES:
+        return False
+    return _SENSITIVE.search(lower.removeprefix(_TOKENS)) is not None
 
 
 def _value_problem(option: Option, value: str, version: str) -> str:
@@ -204,6 +218,7 @@ def _refused(options: Options) -> Iterator[tuple[str, str, str]]:
         RegistrationConfig.of,
         check_debloating,
         check_state_memory,
+        lambda o: cores(o, slots=1),
         lambda o: restart_strategy(o, lambda low, _: low),
     ):
         try:
@@ -245,24 +260,36 @@ def doubts_together(options: Options, path: str, written: Mapping[str, str]) -> 
         yield f"{path}[{_shown_key(key, options, written)}]: {doubt}"
 
 
+def _pool_doubts(options: Options) -> Iterator[tuple[str, str]]:
+    """Yield warnings about the limits of the pools of results. Flink reads them unchecked, and its LocalBufferPool refuses them in each task."""
+    most = "taskmanager.network.memory.max-buffers-per-channel"
+    if options.integer(most) == 1:
+        doubt = "with 1, a task that has begun a buffer processes nothing more until a checkpoint barrier ends it, in Flink too"
+        yield most, f"{doubt} (write at least 2)"
+    if (found := options.integer(most)) < 1:
+        why = f"Maximum number of buffers for each channel ({found}) should be larger than 0."
+        yield most, f"every task with a consumer fails, in Flink too: {why} (write at least 2)"
+    overdraft = "taskmanager.network.memory.max-overdraft-buffers-per-gate"
+    if (found := options.integer(overdraft)) < 0:
+        why = f"Maximum number of overdraft buffers for each gate ({found}) should not be less than 0."
+        yield overdraft, f"every task with a consumer fails, in Flink too: {why} (write 0 for none)"
+
+
 def _doubts(options: Options) -> Iterator[tuple[str, str]]:
-    managed = "taskmanager.memory.managed.size"
+    used = FIXED_PER_SLOT if options.is_set(FIXED_PER_SLOT) else MANAGED
     if (
         options.string("state.backend.type") == "rocksdb"
-        and options.is_set(managed)
-        and not options.memory(managed)
+        and options.is_set(used)
+        and not options.memory(used)
     ):
-        yield managed, "0 leaves no write buffer and no cache, so every record goes to a file of its own"
+        yield used, "0 leaves no write buffer and no cache, so every record goes to a file of its own"
     exclusive = "taskmanager.network.memory.buffers-per-channel"
     if options.integer(exclusive) == 0 and not has(options.flink_version, NO_EXCLUSIVE_BUFFERS):
         yield (
             exclusive,
             "before 1.14, every task with a channel from another TaskManager fails without exclusive buffers",
         )
-    most = "taskmanager.network.memory.max-buffers-per-channel"
-    if options.integer(most) == 1:
-        doubt = "with 1, a task that has begun a buffer processes nothing more until a checkpoint barrier ends it, in Flink too"
-        yield most, f"{doubt} (write at least 2)"
+    yield from _pool_doubts(options)
     if options.duration("heartbeat.timeout") == options.duration("heartbeat.interval"):
         yield (
             "heartbeat.timeout",

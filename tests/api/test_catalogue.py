@@ -36,8 +36,8 @@ def test_no_key_is_both_with_and_without_effect():
 
 @pytest.mark.parametrize("option", EFFECTIVE, ids=lambda o: o.key)
 def test_every_default_fits_its_option(option):
-    """In every version. An option without a default is a memory size or a limit that Flink derives, or the path of a checkpoint."""
-    derived = ("execution.state-recovery.path", REQUIRED_PER_GATE)
+    """In every version. An option without a default is a size, a limit or a number of cores that Flink derives, or the path of a checkpoint."""
+    derived = ("execution.state-recovery.path", REQUIRED_PER_GATE, "taskmanager.cpu.cores")
     assert option.default or option.type == "memory" or option.key in derived
     defaults = [text for text in (option.default, *(text for _, text in option.until)) if text]
     assert [value_problem(option, text) for text in defaults] == [""] * len(defaults)
@@ -76,10 +76,16 @@ def test_the_error_of_a_value_in_whole_milliseconds_suggests_no_unit():
         ("akka.ask.timout", "akka.ask.timeout"),
         ("execution.checkpointing.intervall", "execution.checkpointing.interval"),
         ("rest.prt", "rest.port"),
+        (
+            "taskmanager.network.max-overdraft-buffers-per-gate",
+            "taskmanager.network.memory.max-overdraft-buffers-per-gate",
+        ),
+        ("taskmanager.buffers-per-channel", "taskmanager.network.memory.buffers-per-channel"),
+        ("restart-strategy.attempts", "restart-strategy.fixed-delay.attempts"),
     ],
 )
 def test_a_typo_is_reported_with_the_key_that_was_meant(key, meant):
-    """One or two letters."""
+    """One or two letters, or a part in the middle that is missing."""
     assert (judge(key, "2.x").standing, judge(key, "2.x").canonical) == (Standing.TYPO, meant)
 
 

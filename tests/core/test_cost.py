@@ -61,7 +61,7 @@ def test_only_new_work_is_paid():
 
 @pytest.mark.parametrize(
     ("configuration", "expected"),
-    [({}, 3.0), ({CORES: "0"}, 3.0), ({CORES: "1.5"}, 1.5), ({CORES: "8"}, 8.0)],
+    [({}, 3.0), ({CORES: "1.5"}, 1.5), ({CORES: "8"}, 8.0)],
 )
 def test_a_taskmanager_has_one_core_per_slot_unless_it_says_otherwise(configuration, expected):
     """Flink's default of taskmanager.cpu.cores is the number of slots."""

@@ -45,6 +45,17 @@ def test_without_managed_memory_each_store_has_the_sizes_of_rocksdb() -> None:
     assert (found.write_buffer, found.cache, found.shared) == (UNMANAGED_WRITE_BUFFER, UNMANAGED_CACHE, False)
 
 
+@pytest.mark.parametrize("managed", ["true", "false"])
+def test_a_fixed_memory_per_slot_replaces_managed_memory(managed: str) -> None:
+    """`fixed-per-slot` counts whatever `managed` says (RocksDBSharedResourcesFactory.from), and other backends ignore it."""
+    prefix = "state.backend.rocksdb.memory."
+    values = {f"{prefix}fixed-per-slot": "60 mb", f"{prefix}managed": managed}
+    found = config(**values)
+    assert (found.slot_memory, found.cache, found.shared) == (60 * MB, 50 * MB, True)
+    assert found.write_buffer == 20 * MB * 7 // 8
+    assert config(type="hashmap", **values).slot_memory == 0
+
+
 def test_state_in_memory_takes_no_managed_memory() -> None:
     """The default is hashmap, as in Flink; the old names of the options act too."""
     assert config(type="hashmap").slot_memory == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.options import Options
 
 COST = "headgate.simulation.cost"
@@ -100,5 +101,12 @@ def prices(options: Options) -> Prices | None:
 
 
 def cores(options: Options, slots: int) -> float:
-    """Return the cores of a TaskManager: Flink's default is one for each slot."""
-    return options.number(CORES) or float(slots)
+    """Return the cores of a TaskManager: Flink's default is one for each slot. Raises OptionRefused as Flink's
+    TaskExecutorProcessUtils does."""
+    found = options.number(CORES) if options.is_set(CORES) else float(slots)
+    if found <= 0:
+        text = f"TaskExecutors need to be started with a positive number of CPU cores. Please configure {CORES} accordingly."
+        raise OptionRefused(
+            "IllegalConfigurationException", text, CORES, "leave it out for one core per slot"
+        )
+    return found

@@ -19,6 +19,7 @@ from testbed_runtime.core.versions import TRANSFERS_SHARE_THREADS, has
 ROCKSDB = "state.backend.rocksdb."
 WRITE_BUFFER_RATIO = f"{ROCKSDB}memory.write-buffer-ratio"
 HIGH_PRIORITY_RATIO = f"{ROCKSDB}memory.high-prio-pool-ratio"
+FIXED_PER_SLOT = f"{ROCKSDB}memory.fixed-per-slot"
 TRANSFER_THREADS = f"{ROCKSDB}checkpoint.transfer.thread.num"
 UNDEFINED_THREADS = -1
 """Flink's UNDEFINED_NUMBER_OF_TRANSFER_THREADS, which stands for the default."""
@@ -75,9 +76,9 @@ class StateBackendConfig(Struct, frozen=True):
     """`state.backend.type: rocksdb`."""
     incremental: bool
     shared: bool
-    """The stores of a slot share its managed memory."""
+    """The stores of a slot share its memory, managed or fixed."""
     slot_memory: int
-    """Managed memory of a slot; 0 without `shared`."""
+    """That memory; 0 without `shared`."""
     write_buffer: int
     """Bytes of rows that are not in a file yet. When there are more, they are written to a file."""
     cache: int
@@ -91,19 +92,22 @@ class StateBackendConfig(Struct, frozen=True):
         for key, problem, hint in share_problems(options):
             raise OptionRefused("IllegalArgumentException", problem, key, hint)
         check_state_memory(options)
-        managed = options.boolean(f"{ROCKSDB}memory.managed")
+        fixed = options.is_set(FIXED_PER_SLOT)
+        shared = fixed or options.boolean(f"{ROCKSDB}memory.managed")
         on_disk = _on_disk(options)
         total = 0
-        if on_disk and managed:
+        if on_disk and fixed:
+            total = options.memory(FIXED_PER_SLOT)
+        elif on_disk and shared:
             total = (process_memory(options).managed if managed_memory is None else managed_memory) // slots
         ratio = options.number(WRITE_BUFFER_RATIO)
         return cls(
             on_disk=on_disk,
             incremental=options.boolean("execution.checkpointing.incremental"),
-            shared=managed,
+            shared=shared,
             slot_memory=total,
-            write_buffer=mutable_limit(int(2 * total * ratio / 3)) if managed else UNMANAGED_WRITE_BUFFER,
-            cache=int((3 - ratio) * total / 3) if managed else UNMANAGED_CACHE,
+            write_buffer=mutable_limit(int(2 * total * ratio / 3)) if shared else UNMANAGED_WRITE_BUFFER,
+            cache=int((3 - ratio) * total / 3) if shared else UNMANAGED_CACHE,
             transfer_threads=_transfer_threads(options),
         )
 
