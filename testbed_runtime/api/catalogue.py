@@ -186,6 +186,7 @@ _LEAST = {
     SORT_MIN_BUFFERS: 1,
     "taskmanager.network.request-backoff.initial": 0,
     "taskmanager.network.request-backoff.max": 0,
+    "web.backpressure.num-samples": 1,
     "web.backpressure.delay-between-samples": 0,
     "web.backpressure.refresh-interval": 0,
 }

@@ -193,7 +193,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("high-availability.kubernetes.leader-election.renew-deadline", "duration", "15 s", "A JobManager that cannot renew its lease for this long gives up its leadership: its job restarts.", since="1.12"),
     Option("high-availability.kubernetes.leader-election.retry-period", "duration", "5 s", "Time between attempts to renew or to acquire the lease.", since="1.12"),
     Option("pekko.ask.timeout", "duration", "10 s", "Timeout of an RPC.", aliases=("akka.ask.timeout",), since=PEKKO.since),
-    Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection.", aliases=("akka.tcp.timeout",), since=PEKKO.since),
+    Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection; 0: none.", aliases=("akka.tcp.timeout",), since=PEKKO.since),
     Option("cluster.registration.initial-timeout", "duration", "100 ms", "Timeout of the first registration attempt; it doubles with each attempt.", millis_until=LONGS),
     Option("cluster.registration.max-timeout", "duration", "30 s", "Maximum timeout of a registration attempt.", millis_until=LONGS),
     Option("cluster.registration.error-delay", "duration", "10 s", "Pause after an error.", millis_until=LONGS),

@@ -10,6 +10,9 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import SEGMENT
 from testbed_runtime.core.versions import GATES_DEBLOATED_ALONE, STARTING_SEGMENT_SIZE, has
 
+LEAST_TIMER_S = 0.001
+"""The shortest timer of a task in Flink (ProcessingTimeServiceUtil.getProcessingTimeDelay)."""
+
 
 def starting_size(options: Options) -> int | None:
     """Return the size of buffers before the first announcement, or None without debloating."""
@@ -47,7 +50,7 @@ class TaskDebloating:
     def __init__(self, gates: list[InputGate], options: Options) -> None:
         self._gates = gates
         self._debloated: list[_Debloated] = []
-        self._period_s = options.duration(DEBLOAT + "period")
+        self._period_s = max(options.duration(DEBLOAT + "period"), LEAST_TIMER_S)
         self.deadline: float | None = None
         """When `on_time` recalculates next; None without debloating and before `start`."""
         start = starting_size(options)

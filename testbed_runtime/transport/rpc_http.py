@@ -149,7 +149,8 @@ class _Link:
 
 
 class HttpRpc(EndpointRpc):
-    """`ports.rpc.Rpc` over HTTP. With `bind=None` it only asks and serves nothing."""
+    """`ports.rpc.Rpc` over HTTP. With `bind=None` it only asks and serves nothing. A `connect_timeout_s` of 0 is no limit, as for
+    Pekko's Netty."""
 
     def __init__(
         self,
@@ -235,7 +236,7 @@ class HttpRpc(EndpointRpc):
     async def _connect(self, address: Address) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
             raise ConnectionRefusedError
-        async with timeout(self._connect_timeout_s):
+        async with timeout(self._connect_timeout_s or None):
             return await self._session.ws_connect(
                 http_url(address, RPC_PATH),
                 max_msg_size=MAX_MESSAGE_BYTES,

@@ -166,6 +166,7 @@ def test_edits_counts_additions_omissions_changes_and_swaps(a, b, count):
         ("taskmanager.network.memory.buffers-per-channel", 0),
         ("taskmanager.network.memory.floating-buffers-per-gate", 1),
         (REQUIRED_PER_GATE, 1),
+        ("web.backpressure.num-samples", 1),
     ],
 )
 def test_sizes_that_flink_refuses_are_too_small(key, least):

@@ -83,6 +83,14 @@ def test_a_task_recalculates_each_period_from_its_start():
     assert made.deadline == pytest.approx(11.3)
 
 
+def test_a_period_of_0_is_a_millisecond():
+    """Flink's timers wait at least so long. Without that, the clock of a simulation would never advance."""
+    made = debloating([Gate()], **{"taskmanager.network.memory.buffer-debloat.period": "0 ms"})
+    assert made.deadline == pytest.approx(10.001)
+    made.on_time(10.001)
+    assert made.deadline == pytest.approx(10.002)
+
+
 def test_buffers_shrink_while_a_task_waits_for_its_first_input():
     """A throughput that was never measured is 0, as in Flink."""
     gate = Gate()

@@ -64,6 +64,15 @@ async def test_another_token_is_refused_and_not_taken_for_a_dead_peer(callee):
     await stranger.close()
 
 
+async def test_a_connect_timeout_of_0_is_no_limit(callee):
+    """`pekko.tcp.timeout: 0 s` disables the timeout of Netty instead of failing every call."""
+    caller = HttpRpc("a", None, "secret", connect_timeout_s=0.0)
+    await caller.start()
+    answer = await caller.ask("b", callee.address, "taskexecutor", CancelTask("", ""), timeout_s=5)
+    assert answer == Acknowledge()
+    await caller.close()
+
+
 async def test_more_routes_stand_behind_the_same_token(callee):
     """add_routes: 401 without the token, the handler with it."""
     url = f"http://127.0.0.1:{callee.address[1]}/control/you"

@@ -46,7 +46,7 @@ class SamplePlan(Struct, frozen=True):
     @classmethod
     def read(cls, options: Options) -> Self:
         return cls(
-            min(MAX_SAMPLES, max(1, options.integer("web.backpressure.num-samples"))),
+            min(MAX_SAMPLES, options.integer("web.backpressure.num-samples")),
             max(MIN_DELAY_S, options.duration("web.backpressure.delay-between-samples")),
             options.duration("web.backpressure.refresh-interval"),
         )
