@@ -488,7 +488,7 @@ class ConnectionManager:
         self.tap = tap
         self._network = network
         self._resolver = resolver
-        self._retries = options.integer("taskmanager.network.retries")
+        self._retries = max(0, options.integer("taskmanager.network.retries"))
         self._timeout_s = connect_timeout_s(options)
         most = max(1, options.integer(MAX_TCP_CONNECTIONS))
         self._most = most if has(options.flink_version, ONE_CONNECTION) else None

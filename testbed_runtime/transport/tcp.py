@@ -415,7 +415,7 @@ class TcpNetwork:
     """A `ports.network.Network` over TCP. Create it inside the loop that it serves."""
 
     def __init__(self, socket_buffer_bytes: int = 0, *, tls: DataTls | None = None) -> None:
-        """`socket_buffer_bytes`: size of the send and receive buffers of each socket; 0: the system's, which grow. `tls`: all
+        """`socket_buffer_bytes`: size of the send and receive buffers of each socket; 0 or less: the system's, which grow. `tls`: all
         connections are encrypted, and peers without the testbed's certificate are refused."""
         self._loop = asyncio.get_running_loop()
         self._socket_buffer_bytes = socket_buffer_bytes
@@ -457,7 +457,7 @@ class TcpNetwork:
         return connection
 
     def _limit_buffers(self, sock: socket.socket) -> None:
-        if self._socket_buffer_bytes:
+        if self._socket_buffer_bytes > 0:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, self._socket_buffer_bytes)
 

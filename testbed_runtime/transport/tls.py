@@ -167,8 +167,8 @@ class DataTls(Struct, frozen=True):
 
     connecting: ssl.SSLContext
     listening: ssl.SSLContext
-    timeout_s: float
-    """Time limit of a handshake."""
+    timeout_s: float | None
+    """Time limit of a handshake; None: no limit."""
     scratch: bytearray = field(default_factory=lambda: bytearray(RECEIVE_BYTES))
 
     @classmethod

@@ -282,6 +282,19 @@ async def test_the_buffers_of_both_sockets_are_limited() -> None:
     await pair.close()
 
 
+async def test_a_size_below_0_leaves_the_buffers_of_the_operating_system() -> None:
+    """NettyClient and NettyServer set only a size above 0. The kernel reads -1 as the largest size."""
+    default = await Pair(TcpNetwork()).open()
+    found = await Pair(TcpNetwork(-1)).open()
+    sizes = [
+        pair.client.connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        for pair in (default, found)
+    ]
+    assert sizes[0] == sizes[1]
+    await default.close()
+    await found.close()
+
+
 async def test_tcp_gives_up_connecting_after_its_time_limit() -> None:
     """A backlog that is full answers nothing."""
     with socket.socket() as full:

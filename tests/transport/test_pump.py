@@ -173,16 +173,32 @@ async def test_G_09_two_failed_connects_and_two_retries_succeed() -> None:
     await producer.close()
 
 
-async def test_G_10_three_failed_connects_and_two_retries_fail() -> None:
+async def test_G_09_less_than_0_retries_are_none() -> None:
+    """PartitionRequestClientFactory.connectWithRetries makes one attempt before it looks at their number."""
+    network = Unreliable(InProcessNetwork(), 0)
+    producer = Producer(network)
+    options = Options({"taskmanager.network.retries": "-1"})
+    consumer = Consumer(network, await producer.start(), options=options)
+    await consumer.connect()
+    assert network.connects == 1
+    await consumer.close()
+    await producer.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [("1.14", ""), ("1.15", " [ tm-0-1 ] "), ("2.x", " [ tm-0-1 ] ")]
+)
+async def test_G_10_three_failed_connects_and_two_retries_fail(version: str, name: str) -> None:
     """testNettyClientConnectRetryFailure, with Flink's text; a failure is not remembered."""
     network = Unreliable(InProcessNetwork(), 3)
     producer = Producer(network)
     host, port = await producer.start()
-    consumer = Consumer(network, (host, port), options=RETRIES)
+    options = Options(RETRIES.as_map(), flink_version=version)
+    consumer = Consumer(network, (host, port), options=options)
     with pytest.raises(FlinkError) as failure:
         await consumer.connections.client("tm-0-1", (host, port))
     assert str(failure.value) == (
-        f"RemoteTransportException: Connecting to remote task manager '{host}/{host}:{port} [ tm-0-1 ] ' has failed. "
+        f"RemoteTransportException: Connecting to remote task manager '{host}/{host}:{port}{name}' has failed. "
         "This might indicate that the remote task manager has been lost."
     )
     assert failure.value.lost_taskmanager == "tm-0-1"

@@ -44,7 +44,8 @@ class TlsSettings(Struct, frozen=True):
     """The TLS settings of the data port. `ciphers` are OpenSSL's names, in order of preference."""
 
     ciphers: tuple[str, ...]
-    handshake_timeout_s: float
+    handshake_timeout_s: float | None
+    """None: no limit, as Netty reads a timeout of 0."""
 
     @classmethod
     def read(cls, options: Options) -> TlsSettings | None:
@@ -60,11 +61,6 @@ class TlsSettings(Struct, frozen=True):
         if not ciphers:
             raise UserError(where, "names only TLS_DHE_* suites, which are not supported", hint)
         milliseconds = options.integer(HANDSHAKE)
-        if milliseconds == 0 or milliseconds < -1:
-            raise UserError(
-                f"flinkConfiguration[{HANDSHAKE}]",
-                f"{milliseconds} must be greater than 0, or -1",
-                "write milliseconds, or -1 for 10 s",
-            )
-        timeout_s = DEFAULT_HANDSHAKE_S if milliseconds == -1 else milliseconds / 1e3
-        return cls(ciphers, timeout_s)
+        if milliseconds < 0:
+            return cls(ciphers, DEFAULT_HANDSHAKE_S)
+        return cls(ciphers, milliseconds / 1e3 if milliseconds else None)
