@@ -19,6 +19,24 @@ from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, MAX_TCP_CON
 from testbed_runtime.core.versions import VERSIONS
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "execution.checkpointing.interval-during-backlog",
+        "execution.state-recovery.claim-mode",
+        "jobmanager.adaptive-scheduler.scaling-interval.min",
+        "pipeline.force-kryo",
+        "resourcemanager.previous-worker.recovery.timeout",
+        "scheduler-mode",
+        "state.backend.rocksdb.thread.num",
+        "taskmanager.resource-id",
+    ],
+)
+def test_an_option_that_only_flink_has_is_neither_unknown_nor_a_typo(key):
+    """They are declared in Flink's Options classes."""
+    assert judge(key, "2.x").standing is Standing.WITHOUT_EFFECT
+
+
 @pytest.mark.parametrize("key", [*BY_KEY, *ALIASES])
 def test_every_effective_key_and_alias_is_effective(key):
     """Under the name of today."""

@@ -45,6 +45,12 @@ def test_limits_that_the_pool_of_each_result_refuses_are_warnings(key: str, valu
     assert list(doubts_together(before, "options", {})) == []
 
 
+def test_an_unknown_key_of_a_restart_strategy_is_no_ignored_setting() -> None:
+    """It has its own warning. The text about ignored settings looks for the option's names, which it does not have."""
+    options = Options({"restart-strategy.exponential-delay.attempts": "3"})
+    assert list(doubts_together(options, "options", {})) == []
+
+
 @pytest.mark.parametrize(
     "key",
     [

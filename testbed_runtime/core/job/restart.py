@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from testbed_runtime.core.errors import LocalProtocolError, require_option
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.values import MAX_INT, MAX_LONG, MILLIS, NS, java_double
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has
 
@@ -310,7 +310,7 @@ def ignored_settings(options: Options) -> Iterator[str]:
     """Yield the keys that are set for another strategy than `restart-strategy.type`, or without a type."""
     for prefix, kind in STRATEGIES.items():
         if not options.is_set(TYPE) or options.string(TYPE) != kind:
-            yield from (key for key in options.as_map() if key.startswith(prefix))
+            yield from (key for key in options.as_map() if key.startswith(prefix) and key in BY_KEY)
 
 
 def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> RestartStrategy:
