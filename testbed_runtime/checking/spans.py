@@ -34,25 +34,24 @@ class Span(Struct, frozen=True, kw_only=True):
     failed: bool = False
 
 
-def spans(trace: Mapping[str, Any], *, run: str, first_ns: int | None) -> Iterator[list[Span]]:
-    """Yield the spans of each trial of a `trace.json`, the root first.
+def first_ns(trace: Mapping[str, Any]) -> int:
+    """Return the time at which the first slice of a `trace.json` begins, in nanoseconds of its clock; 0 without any slice."""
+    return min((_ns(event["ts"]) for event in trace["traceEvents"] if event["ph"] == "X"), default=0)
 
-    On one machine, the trace has times of a monotonic clock: `first_ns` is the time of its first slice, in nanoseconds since 1970. None:
-    the trace has such times itself, as in pods."""
+
+def spans(trace: Mapping[str, Any], *, run: str, epoch_ns: int) -> Iterator[list[Span]]:
+    """Yield the spans of each trial of a `trace.json`, the root first. `epoch_ns` is the time since 1970 at the zero of the trace's clock."""
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    if not slices:
-        return
-    offset_ns = 0 if first_ns is None else first_ns - _ns(min(event["ts"] for event in slices))
     named = [event for event in trace["traceEvents"] if event["ph"] == "M"]
     names = {(event["pid"], event["tid"]): str(event["args"]["name"]) for event in named}
     for pid in dict.fromkeys(event["pid"] for event in slices):
         own = [event for event in slices if event["pid"] == pid]
         tracks = {tid: name for (process, tid), name in names.items() if process == pid}
-        yield _trial(run, tracks.pop(0), own, tracks, offset_ns)
+        yield _trial(run, tracks.pop(0), own, tracks, epoch_ns)
 
 
 def _trial(
-    run: str, name: str, slices: Sequence[Mapping[str, Any]], tracks: Mapping[int, str], offset_ns: int
+    run: str, name: str, slices: Sequence[Mapping[str, Any]], tracks: Mapping[int, str], epoch_ns: int
 ) -> list[Span]:
     """Return the spans of one trial. A round comes before the segments of its critical path."""
     common = {"headgate.run": run, "headgate.trial": name.removeprefix("trial ")}
@@ -62,8 +61,8 @@ def _trial(
         span_id=_id(SPAN_ID_BYTES, run, name),
         parent_id=None,
         name=name,
-        start_ns=offset_ns + _ns(min(event["ts"] for event in slices)),
-        end_ns=offset_ns + _ns(max(event["ts"] + event["dur"] for event in slices)),
+        start_ns=epoch_ns + _ns(min(event["ts"] for event in slices)),
+        end_ns=epoch_ns + _ns(max(event["ts"] + event["dur"] for event in slices)),
         attributes=common,
     )
     found, round_id = [root], root.span_id
@@ -78,8 +77,8 @@ def _trial(
             span_id=span_id,
             parent_id=round_id if event["tid"] == PATH else root.span_id,
             name=event["name"],
-            start_ns=offset_ns + _ns(event["ts"]),
-            end_ns=offset_ns + _ns(event["ts"] + event["dur"]),
+            start_ns=epoch_ns + _ns(event["ts"]),
+            end_ns=epoch_ns + _ns(event["ts"] + event["dur"]),
             attributes={**common, **placed, **own},
             failed=event["args"].get("outcome") in FAILED,
         )

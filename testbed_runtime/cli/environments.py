@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,4 +57,6 @@ def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]
             count += 1
             folder = out / f"{name}-{count}"
     started = now.isoformat(timespec="seconds")
-    return folder, RunInfo(folder.name, environment, started, machine_facts())
+    # the processes of a local run record their machine's monotonic clock
+    epoch_ns = time.time_ns() - time.monotonic_ns() if environment == "local" else None
+    return folder, RunInfo(folder.name, environment, started, machine_facts(), epoch_ns)

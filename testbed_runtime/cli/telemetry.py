@@ -13,8 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from testbed_runtime.checking.spans import Span, spans
+from testbed_runtime.checking.spans import Span, first_ns, spans
 from testbed_runtime.core.documents import TRACE_FILE
+from testbed_runtime.core.trial.manifest import RunManifest
 from testbed_runtime.history.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -63,12 +64,19 @@ def _export(folder: Path, environment: Mapping[str, str]) -> str:
     except ImportError:
         return "the trace was not sent: OpenTelemetry is not installed (pip install 'headgate[otel]')"
     manifest = read_manifest(folder)
-    started_ns = int(datetime.fromisoformat(manifest.started).timestamp()) * 10**9
-    # pods have a shared clock, and a run in pods starts long after its object was created
-    first_ns = None if manifest.environment == "kubernetes" else started_ns
-    found = chain.from_iterable(spans(trace, run=manifest.run, first_ns=first_ns))
+    found = chain.from_iterable(spans(trace, run=manifest.run, epoch_ns=_epoch_ns(manifest, trace)))
     named = {"service.name": environment.get("OTEL_SERVICE_NAME") or SERVICE}
     return _send(found, Resource.create(named))
+
+
+def _epoch_ns(manifest: RunManifest, trace: Mapping[str, Any]) -> int:
+    """Return the nanoseconds to add to the times of a trace to get those since 1970. The pods of a run record such times. In virtual time,
+    the first wait begins when the run started."""
+    if manifest.environment == "kubernetes":
+        return 0
+    if manifest.epoch_ns is not None:
+        return manifest.epoch_ns
+    return int(datetime.fromisoformat(manifest.started).timestamp()) * 10**9 - first_ns(trace)
 
 
 def _is_off(environment: Mapping[str, str]) -> bool:

@@ -69,6 +69,8 @@ class RunInfo(Struct, frozen=True):
     started: str
     """ISO 8601, UTC."""
     machine: Mapping[str, Any] = field(default_factory=dict)
+    epoch_ns: int | None = None
+    """As in the manifest."""
 
 
 class Manifest:
@@ -162,6 +164,7 @@ def _planned(info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> RunMa
         looks=list(plan.looks),
         expectations={t.variant: [expectation_entry(e) for e in t.expectations] for t in plan.trials},
         started=info.started,
+        epoch_ns=info.epoch_ns,
         machine=dict(info.machine),
     )
 

@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,10 +19,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
 
-from testbed_runtime.cli import telemetry
+from testbed_runtime.cli import environments, loading, telemetry
 from testbed_runtime.core.trial.manifest import MANIFEST_SCHEMA
 from tests.kubernetes import local_registry
 
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 STARTED = "2026-01-01T00:00:00+00:00"
 STARTED_NS = 1_767_225_600 * 10**9
 
@@ -99,8 +101,14 @@ EVENTS = [
 ]  # fmt: skip
 
 
-def run_folder(folder: Path, events: list[dict[str, Any]] | None = None) -> Path:
-    manifest = {"schema": MANIFEST_SCHEMA, "run": "killed-1", "started": STARTED, "expectations": {}}
+def run_folder(folder: Path, events: list[dict[str, Any]] | None = None, **more: Any) -> Path:
+    manifest = {
+        "schema": MANIFEST_SCHEMA,
+        "run": "killed-1",
+        "started": STARTED,
+        "expectations": {},
+        **more,
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "trace.json").write_text(json.dumps({"traceEvents": EVENTS if events is None else events}))
     return folder
@@ -279,6 +287,19 @@ def test_a_run_in_pods_keeps_its_times(tmp_path: Path, collector: Collector, mon
     (folder / "manifest.json").write_text(json.dumps({**manifest, "place": "kubernetes"}))
     telemetry.export(folder)
     assert {span.start_time_unix_nano for span in collector.spans} == {STARTED_NS + 90 * 10**9}
+
+
+def test_a_run_on_one_machine_has_the_times_at_which_its_waits_happened(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """The manifest relates the monotonic clock of the history to the date, so the first wait does not begin when the run started."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    before = time.time_ns()
+    _, info = environments.new_run(tmp_path, loading.load(SCENARIOS / "02-taskmanager-killed"), "local")
+    assert info.epoch_ns is not None
+    assert before <= info.epoch_ns + time.monotonic_ns() <= time.time_ns() + 10**9
+    telemetry.export(run_folder(tmp_path, epoch_ns=info.epoch_ns))
+    assert min(span.start_time_unix_nano for span in collector.spans) == info.epoch_ns + 900_000_000
 
 
 @pytest.mark.parametrize(

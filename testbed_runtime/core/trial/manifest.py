@@ -161,6 +161,8 @@ class RunManifest(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     started: str = ""
     """ISO 8601, UTC."""
+    epoch_ns: int | None = None
+    """Nanoseconds to add to the times of the history to get those since 1970. None if unknown: virtual time has no date."""
     machine: dict[str, Any] = {}
     looks: list[Annotated[int, Meta(ge=1)]] = []
     decided: Annotated[int, Meta(ge=1)] | None = None
