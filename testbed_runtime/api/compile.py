@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from testbed_runtime.api import fields, models
 from testbed_runtime.api.iteration_rules import WrittenIteration, data_edges, iterations
-from testbed_runtime.core.errors import UserError, nearest
+from testbed_runtime.core.errors import UserError, nearest_each
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.faults.vocabulary import Type
@@ -82,10 +82,11 @@ def planned_looks(spec: models.ScenarioSpec) -> tuple[int, ...]:
 
 def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
     known = [v.name for v in spec.variants]
-    for name in wanted:
-        if name not in known:
-            hint = nearest(name, known) if known else "the scenario has no variants: omit --variant"
-            raise UserError("--variant", f"variant {name!r} does not exist", hint)
+    if unknown := [name for name in dict.fromkeys(wanted) if name not in known]:
+        hint = nearest_each(unknown, known) if known else "the scenario has no variants: omit --variant"
+        named = ", ".join(map(repr, unknown))
+        problem = f"variant {named} does not exist" if len(unknown) == 1 else f"variants {named} do not exist"
+        raise UserError("--variant", problem, hint)
 
 
 def _trial(

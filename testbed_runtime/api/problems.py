@@ -11,12 +11,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from testbed_runtime.api.fields import DURATION_HINT, constraints, is_duration, models_in, nested
-from testbed_runtime.api.models import QUANTITY_PATTERN
+from testbed_runtime.api.models import NAME_PATTERN, QUANTITY_PATTERN
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
+from testbed_runtime.core.values import with_units
 from testbed_runtime.core.versions import LATEST, VERSIONS, nearest_version
 
+NAME_HINT = "lower-case letters, digits and dashes, beginning with a letter"
 MAX_VALUE_SHOWN = 60
 """Characters of a value in a message."""
 _BOUNDS = {
@@ -38,12 +40,12 @@ _KINDS_OF_VALUE = {
 }
 
 
-def model_errors(model: type[BaseModel], error: ValidationError) -> list[UserError]:
-    """Return every error of pydantic as a UserError. The two alternatives of a union are reported once."""
+def model_errors(model: type[BaseModel], error: ValidationError, data: Any) -> list[UserError]:
+    """Return every error of pydantic about `data` as a UserError. The two alternatives of a union are reported once."""
     found: dict[str, UserError] = {}
     for item in error.errors(include_url=False):
         loc = [step for step in item["loc"] if not _is_union_step(step)]
-        problem = _user_error(model, loc, item)
+        problem = _user_error(model, loc, item, data)
         found.setdefault(
             f"{problem.path}|{item['type'] if item['type'] == 'extra_forbidden' else ''}", problem
         )
@@ -92,7 +94,7 @@ def path_of(loc: Sequence[int | str]) -> str:
     return text
 
 
-def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> UserError:
+def _user_error(model: type[BaseModel], loc: list[int | str], item: Any, data: Any) -> UserError:
     path, kind, value, context = path_of(loc), item["type"], item["input"], item.get("ctx", {})
     match kind:
         case "extra_forbidden":
@@ -106,9 +108,9 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
         case "string_pattern_mismatch":
             return _pattern_error(path, value, str(context.get("pattern")))
         case "string_type":
-            return _text_error(model, loc, value)
+            return _text_error(model, loc, value, data)
         case "too_long" | "string_too_long" | "too_short" | "string_too_short":
-            return _length(path, kind, context)
+            return _length(path, value, context)
         case _ if kind in _BOUNDS:
             words, bound = _BOUNDS[kind]
             return UserError(path, f"{words} {context[bound]}, got {show(value)}", _number_hint(model, loc))
@@ -128,15 +130,14 @@ def _pattern_error(path: str, value: Any, pattern: str) -> UserError:
     if pattern == QUANTITY_PATTERN:
         problem = f"{show(value)} is not a quantity of Kubernetes"
         return UserError(path, problem, "write it as in 500m, 2 or 1Gi")
-    hint = "use lower-case letters, digits and dashes, beginning with a letter"
-    return UserError(path, f"{show(value)} is not a valid name", hint)
+    return UserError(path, f"{show(value)} is not a valid name", f"use {NAME_HINT}")
 
 
-def _text_error(model: type[BaseModel], loc: list[int | str], value: Any) -> UserError:
+def _text_error(model: type[BaseModel], loc: list[int | str], value: Any, data: Any) -> UserError:
     path = path_of(loc)
     if isinstance(value, dict) and "Configuration" in str(loc[-2:]):
         return UserError(path, "is nested", f"write the whole key in one line: {_flat(loc[-1], value)}")
-    hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
+    hint = _unit_hint(value) if _is_duration(model, loc, data) else _quote_hint(value)
     if hint and "options" in loc and isinstance(loc[-1], int):  # the path of an option's value in a study
         hint += ", a duration with its unit"
     return UserError(path, f"must be text, got {show(value)}", hint)
@@ -203,16 +204,30 @@ def _quote_hint(value: Any) -> str:
 
 def _unit_hint(value: Any) -> str:
     """Return how to write a duration that is a bare number; in quotes it would be milliseconds."""
-    return f"write a unit: {value} s or {value} ms" if isinstance(value, int) else DURATION_HINT
+    return f"write a unit: {' or '.join(with_units(value))}" if isinstance(value, int) else DURATION_HINT
 
 
-def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
+def _is_duration(model: type[BaseModel], loc: Sequence[int | str], data: Any) -> bool:
     """Return whether a duration with a unit belongs at `loc`: the value of an option of Flink, or a field."""
     name = str(loc[-1])
     option = BY_KEY.get(ALIASES.get(name, name))
     if option is not None:
-        return option.type == "duration" and not option.in_millis(LATEST)
+        return option.type == "duration" and not option.in_millis(_flink_version(data, loc))
     return any(is_duration(f) for f in _fields_at(model, loc))
+
+
+def _flink_version(data: Any, loc: Sequence[int | str]) -> str:
+    """Return the version of Flink that reads the option at `loc`: that of its testbed, or the newest."""
+    found = LATEST
+    for step in loc:
+        for part in (data, data.get("testbed") if isinstance(data, dict) else None):
+            version = part.get("flinkVersion") if isinstance(part, dict) else None
+            found = str(version) if version in VERSIONS else found
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            break
+    return found
 
 
 def _hint_of_missing(model: type[BaseModel], loc: Sequence[int | str]) -> str:
@@ -225,6 +240,8 @@ def _hint_of_missing(model: type[BaseModel], loc: Sequence[int | str]) -> str:
         return _number_hint(model, loc)
     if needed := _example(model, loc):
         return needed
+    if any(f.annotation is str and NAME_PATTERN in str(f.metadata) for f in fields):
+        return f"write a name: {NAME_HINT}"
     return DURATION_HINT if any(is_duration(f) for f in fields) else ""
 
 
@@ -234,11 +251,11 @@ def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[FieldIn
     return [f for n, f in part.model_fields.items() if loc[-1] in (n, f.alias)] if part else []
 
 
-def _length(path: str, kind: str, context: Any) -> UserError:
-    unit = "character" if kind.startswith("string") else "item"
-    if kind.endswith("long"):
-        return UserError(path, f"has more than {counted(context['max_length'], unit)}")
-    return UserError(path, f"needs at least {counted(context['min_length'], unit)}")
+def _length(path: str, value: Any, context: Any) -> UserError:
+    has = f"has {counted(len(value), 'character' if isinstance(value, str) else 'item')}"
+    if "max_length" in context:
+        return UserError(path, has, f"write at most {context['max_length']}")
+    return UserError(path, has, f"write at least {context['min_length']}")
 
 
 def _not_one_of(path: str, value: Any, expected: str) -> UserError:

@@ -92,7 +92,7 @@ def refused(
 ) -> tuple[UserError, ...]:
     """Return the errors of a document that its model refuses, and what the `rules` find in the rest of it about options and metrics,
     which do not depend on other fields."""
-    errors = model_errors(model, error)
+    errors = model_errors(model, error, data)
     try:
         rest = rules(model.model_validate(without_refused(data, error))).errors
     except ValidationError:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.cli import options
 from testbed_runtime.cli.tables import output_width, side_by_side
-from testbed_runtime.core.errors import UserError, nearest
+from testbed_runtime.core.errors import UserError, nearest, nearest_each
 from testbed_runtime.core.judgement.expectations import parse_margin
 from testbed_runtime.core.judgement.metrics import (
     METRICS,
@@ -127,7 +127,7 @@ def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Grou
         raise UserError(str(folder), "has no trial that counts", "its report says why")
     unknown = [name for name in variants if name not in found]
     if unknown and (not partly or len(unknown) == len(variants)):
-        raise UserError(str(folder), f"has no variant {', '.join(unknown)}", nearest(unknown[0], found))
+        raise UserError(str(folder), f"has no variant {', '.join(unknown)}", nearest_each(unknown, found))
     return [found[name] for name in variants or found if name in found]
 
 

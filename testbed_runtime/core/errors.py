@@ -116,6 +116,13 @@ def nearest(name: str, names: Collection[str], otherwise: str = "") -> str:
     return f"did you mean {near[0]}?" if near else otherwise or f"there are {', '.join(names)}"
 
 
+def nearest_each(unknown: Collection[str], names: Collection[str]) -> str:
+    """Return what to write instead of several unknown names, as a hint: the nearest of each, or all known ones."""
+    near = [difflib.get_close_matches(name, names, n=1, cutoff=0.6) for name in unknown]
+    found = dict.fromkeys(match[0] for match in near if match)
+    return f"did you mean {', '.join(found)}?" if all(near) else f"there are {', '.join(names)}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

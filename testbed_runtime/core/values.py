@@ -188,6 +188,10 @@ def _split(text: str) -> tuple[str, str]:
     return (found[1], found[2].strip(_BLANK).lower()) if found else ("", "")
 
 
+MILLIS_FROM = 1000
+"""A duration without a unit that is at least this large was meant in milliseconds: as seconds, it would be longer than a quarter of an hour."""
+
+
 def is_bare(text: str) -> bool:
     """Whether a duration is a number without a unit."""
     return bool(_split(text)[0]) and not _split(text)[1]
@@ -198,7 +202,13 @@ def missing_unit(text: str) -> str:
     number = text.strip(_BLANK)
     if not is_bare(text) or int(number) == 0:
         return ""
-    return f"{number!r} has no unit, so it is {number} ms (write '{number} s' or '{number} ms')"
+    written = " or ".join(f"'{text}'" for text in with_units(int(number)))
+    return f"{number!r} has no unit, so it is {number} ms (write {written})"
+
+
+def with_units(number: int) -> tuple[str, ...]:
+    """Return what a duration without a unit may have meant. Large numbers are hardly seconds."""
+    return (f"{number} ms",) if number >= MILLIS_FROM else (f"{number} s", f"{number} ms")
 
 
 def parse_bool(text: str) -> bool:

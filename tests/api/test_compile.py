@@ -92,6 +92,12 @@ def test_an_unknown_variant_is_refused(tmp_path):
         compiled(tmp_path, variants=["x"])
     with pytest.raises(UserError, match=r"'qiet' does not exist \(did you mean quiet\?\)"):
         compiled(tmp_path, variants=["qiet"])
+    with pytest.raises(
+        UserError, match=r"variants 'qiet', 'shrt' do not exist \(did you mean quiet, short\?\)"
+    ):
+        compiled(tmp_path, variants=["qiet", "long", "shrt"])
+    with pytest.raises(UserError, match=r"'qiet', 'x' do not exist \(there are short, long, quiet\)"):
+        compiled(tmp_path, variants=["qiet", "x"])
     with pytest.raises(UserError, match=r"the scenario has no variants: omit --variant"):
         compiled(tmp_path, spec={"variants": []}, variants=["x"])
 

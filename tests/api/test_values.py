@@ -151,6 +151,46 @@ def test_a_bad_value_of_another_kind_is_refused_with_what_fits(kind, change, tex
     assert text in [str(e) for e in validate_kind({**data, "kind": kind}).errors]
 
 
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        ({}, "is missing (write a name: lower-case letters, digits and dashes, beginning with a letter)"),
+        ({"name": "a" * 80}, "has 80 characters (write at most 40)"),
+        (
+            {"name": "My_Job"},
+            "'My_Job' is not a valid name (use lower-case letters, digits and dashes, beginning",
+        ),
+    ],
+)
+def test_a_name_that_does_not_fit_is_refused_with_what_does(metadata, text):
+    """A missing, a too long and an invalid name each have a hint."""
+    found = validate_kind({**documents.good("Scenario"), "metadata": metadata}).errors
+    assert [str(e).startswith(f"metadata.name: {text}") for e in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("testbed", "variant", "hint"),
+    [
+        ("1.12", None, "write it in quotes: '1000'"),
+        ("1.19", None, "write it in quotes: '1000'"),
+        ("1.20", None, "write a unit: 1000 ms"),
+        ("1.20", "1.12", "write it in quotes: '1000'"),
+        ("1.12", "2.x", "write a unit: 1000 ms"),
+    ],
+)
+def test_a_number_gets_a_unit_only_if_its_version_of_flink_reads_one(testbed, variant, hint):
+    """Flink reads heartbeat.interval as whole milliseconds until 1.19."""
+    data = documents.good("Scenario")
+    data["spec"]["testbed"]["flinkVersion"] = testbed
+    options = {"flinkConfiguration": {"heartbeat.interval": 1000}}
+    if variant is None:
+        data["spec"]["testbed"].update(options)
+    else:
+        data["spec"]["variants"] = [{"name": "other", "flinkVersion": variant, **options}]
+    errors = [str(e) for e in validate_kind(data).errors if "heartbeat.interval" in e.path]
+    assert [e.partition("must be text, got 1000 ")[2] for e in errors] == [f"({hint})"]
+
+
 def test_milliseconds_that_flink_reads_without_a_unit_are_text_too():
     """In a scenario all options are texts."""
     data = documents.good("Testbed")

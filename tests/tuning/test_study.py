@@ -144,7 +144,7 @@ def test_a_row_that_is_not_whole_or_lacks_a_value_is_never_the_best():
         ({"objectives": [{"metric": "recovery.totl"}]}, "did you mean recovery.total"),
         ({"objectives": [{"metric": "job.state"}]}, "spec.objectives[0].metric"),
         ({"budget": {"runs": 7}}, "the grid needs 8 runs, the budget allows 7"),
-        ({"options": []}, "needs at least 1 item"),
+        ({"options": []}, "has 0 items (write at least 1)"),
         (
             {"require": [{"metric": "recovery.total", "versus": "slow", "improvesBy": "1 s"}]},
             "spec.require[0].versus: variant 'slow' does not run in this study",
@@ -554,6 +554,6 @@ def test_a_warning_that_several_scenarios_share_is_printed_once_with_their_names
     runs = StudyRuns(study=study, scenarios=find_scenarios(study, [tmp_path]), out=tmp_path, jobs=1)
     where = "spec.testbed.flinkConfiguration[heartbeat.timeout]"
     assert [d for d in runs.doubts() if "unit" in d] == [
-        f"new: {where}: '60000' has no unit, so it is 60000 ms (write '60000 s' or '60000 ms')",
+        f"new: {where}: '60000' has no unit, so it is 60000 ms (write '60000 ms')",
         f"old, older: {where}: Flink 1.12 reads whole milliseconds here, without a unit (write '70000')",
     ]
