@@ -131,7 +131,7 @@ def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
 
 
 def headline(recovery: Recovery) -> str:
-    """Return ``down 1.76 s after `dead-consumer`, caught up after 2.00 s, 3 rounds``, with the names of the faults in backticks. Without a
+    """Return ``down for 1.76 s after `dead-consumer`, caught up after 2.00 s, 3 rounds``, with the names of the faults in backticks. Without a
     fault it is `after` the failure, by its class."""
     again = _AGAIN if recovery.again else ""
     after = f" after {' and '.join(map(words.named, recovery.faults))}" if recovery.faults else ""
@@ -141,7 +141,9 @@ def headline(recovery: Recovery) -> str:
         return _failed(recovery, after)
     first = recovery.rounds[0].cause_class if recovery.rounds else ""
     after = after or (f" after {first}" if first else "")
-    down = f"down {quantities.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
+    down = (
+        f"down for {quantities.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
+    )
     total = quantities.seconds(recovery.total_s)
     end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}{_end(recovery)}"
     return f"{down}{again}{after}, {end}{_rounds(recovery)}"
@@ -439,7 +441,7 @@ def _median_words(found: VariantAnswer) -> str:
     downs = [r.downtime_s for r in whole if r.downtime_s is not None]
     text = ": outage" if found.prices else ""
     if downs:
-        text = f": down {quantities.seconds(median(downs))} (median; {quantities.seconds(min(downs))} to {quantities.seconds(max(downs))})"
+        text = f": down for {quantities.seconds(median(downs))} (median; {quantities.seconds(min(downs))} to {quantities.seconds(max(downs))})"
     if lost:
         text += f", {lost} of {len(whole)} recoveries did not end"
     return text + ("; on average" if found.prices else ": no outage")

@@ -112,7 +112,7 @@ def test_a_fault_within_the_recovery_of_another_has_an_outage_of_its_own(history
     trial, entry = with_pause(history, 9.0)
     (found,) = trial_recovery(trial, entry).recoveries
     assert found.faults == ("kill", "pause")
-    assert headline(found).startswith("down 3.10 s after `kill` and `pause`, ")
+    assert headline(found).startswith("down for 3.10 s after `kill` and `pause`, ")
     assert TrialRecovery.from_json(TrialRecovery(trial="t", recoveries=(found,)).to_json()).recoveries == (found,)  # fmt: skip
     windows = dict(milestones(TrialRecovery(trial="t", recoveries=(found,)), history.at(24)))
     assert windows["outage/pause"] == Window(history.at(9), history.at(11.1))

@@ -487,7 +487,7 @@ def test_the_terminal_shows_which_wait_cost_each_second(headgate, tmp_path):
     said = headgate("report", folder).stdout.splitlines()
     assert ": Pass: " in said[0]
     assert said[1].startswith(
-        "  main-1: down 2.37 s after `dead`, caught up after 3.28 s: 1.72 s heartbeat.interval ×"
+        "  main-1: down for 2.37 s after `dead`, caught up after 3.28 s: 1.72 s heartbeat.interval ×"
     )
     assert said[2].startswith(
         "  main-1: close to its limit: taskmanager.network.request-backoff.max = 10 s: waited 22.0 s of"

@@ -118,7 +118,7 @@ def test_the_slots_share_managed_memory_for_state_in_files(headgate):
     assert "stateBackend" not in json.loads(headgate("memory", *size, "--json").stdout)
     said = headgate("memory", *size, "-D", "state.backend.type=rocksdb").stdout
     assert (
-        "state of each slot: 120 MB managed memory; a file is written at 35 MB of write buffers; cache of 100 MB"
+        "RocksDB in each slot: 120 MB managed memory: a block cache of 100 MB, which includes the memtables; they are flushed at 35 MB"
         in said
     )
 

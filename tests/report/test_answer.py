@@ -27,7 +27,7 @@ def test_the_line_names_the_price_of_each_option_largest_first():
     """The headline, then the owners of the seconds; what no wait covers is said."""
     first = lines(killed("main-1"))[0]
     assert first == (
-        "main-1: down 2.37 s after `dead`, caught up after 3.28 s: "
+        "main-1: down for 2.37 s after `dead`, caught up after 3.28 s: "
         "1.72 s heartbeat.interval × heartbeat.rpc-failure-threshold = 1 s × 2, 900 ms the backlog of the job, "
         "bounded by its spare capacity, 500 ms restart-strategy.fixed-delay.delay = 500 ms, "
         "100 ms execution.buffer-timeout.interval = 100 ms, 50.0 ms in 2 other waits, 10.0 ms unattributed"
@@ -81,7 +81,7 @@ def test_a_recovery_that_did_not_end_says_so():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "down 2.37 s again after `dead`, caught up after 3.28 s"),
+        ({}, "down for 2.37 s again after `dead`, caught up after 3.28 s"),
         ({"reason": "JobFailed", "recovered": False}, "the job failed again 3.28 s after `dead`"),
         ({"reason": "JobFailed", "recovered": False, "end_ns": 0}, "the job failed again after `dead`"),
     ],
@@ -146,8 +146,8 @@ def test_recoveries_from_one_fault_that_are_too_short_to_be_mentioned_are_one_li
     other = replace(short[0], fault="other")
     found = lines(TrialRecovery(trial="main-1", recoveries=(short[0], known, *short[1:], other)))
     assert [line.partition(":")[2] for line in found if "caught up after" in line and " µs" in line] == [
-        " down 420 µs after `dead`, caught up after 420 µs, the longest of 3 recoveries that took less than 1.00 ms",
-        " down 350 µs after `other`, caught up after 350 µs",
+        " down for 420 µs after `dead`, caught up after 420 µs, the longest of 3 recoveries that took less than 1.00 ms",
+        " down for 350 µs after `other`, caught up after 350 µs",
     ]
     assert any(headline(known) in line for line in found)
 
@@ -189,7 +189,7 @@ def test_many_trials_become_one_line_of_their_variant():
     trials = [killed(f"main-{n}", slower=1 + n / 9) for n in range(1, 6)]
     (first, *_) = lines(*trials)
     assert first.startswith(
-        "main: 5 trials: down 3.16 s (median; 2.63 s to 3.69 s); on average: 2.29 s heartbeat"
+        "main: 5 trials: down for 3.16 s (median; 2.63 s to 3.69 s); on average: 2.29 s heartbeat"
     )
     recoveries = [t.recoveries[0] for t in trials]
     total = sum(p.seconds for p in typical_prices(recoveries)) + sum(r.unattributed_s for r in recoveries) / 5
@@ -206,8 +206,8 @@ def test_many_trials_with_several_faults_have_one_line_for_each_fault():
 
     found = lines(*(both(f"main-{n}", second=n != 4) for n in range(1, 5)))
     assert [line.partition(" heartbeat")[0] for line in found if " trials " in line] == [
-        "main: 4 trials after `dead`: down 2.37 s (median; 2.37 s to 2.37 s); on average: 1.72 s",
-        "main: 3 of 4 trials after `cut`: down 7.11 s (median; 7.11 s to 7.11 s); on average: 5.16 s",
+        "main: 4 trials after `dead`: down for 2.37 s (median; 2.37 s to 2.37 s); on average: 1.72 s",
+        "main: 3 of 4 trials after `cut`: down for 7.11 s (median; 7.11 s to 7.11 s); on average: 5.16 s",
     ]
     assert not any("without a fault" in line for line in found)
 

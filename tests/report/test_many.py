@@ -236,8 +236,8 @@ def test_markdown_has_the_totals_of_the_page(documents: Documents, variants: int
     assert len(totals) == 2
     assert all(("[" in total) == (trials > 1) for total in totals)  # an interval needs several trials
     if trials == 1:
-        assert "down 87.8 s after <code>dead</code>, caught up after 90.8 s, 4 rounds" in text
-        assert "down 87.8 s after `dead`, caught up after 90.8 s, 4 rounds" in markdown
+        assert "down for 87.8 s after <code>dead</code>, caught up after 90.8 s, 4 rounds" in text
+        assert "down for 87.8 s after `dead`, caught up after 90.8 s, 4 rounds" in markdown
 
 
 def test_junit_times_add_up_to_the_time_of_the_trials(documents: Documents, tmp_path: Path):
