@@ -211,8 +211,8 @@ def lines(described: dict[str, Any]) -> Iterator[str]:
     if "stateBackend" in described:
         sizes = {name: megabytes(size) for name, size in described["stateBackend"]["bytes"].items()}
         yield (
-            f"state of each slot: {sizes['slot']:g} MB managed memory; a file is written at {sizes['writeBuffers']:g} MB of "
-            f"write buffers; cache of {sizes['cache']:g} MB, write buffers included"
+            f"RocksDB in each slot: {sizes['slot']:g} MB managed memory: a block cache of {sizes['cache']:g} MB, which includes the "
+            f"memtables; they are flushed at {sizes['writeBuffers']:g} MB"
         )
     for warning in described["warnings"]:
         yield f"warning: {warning}"
