@@ -366,7 +366,7 @@ def _incidents() -> str:
     return "\n\n".join(
         (
             table(("`headgate new`", "in Flink's log", "options, or the beginnings of their keys"), rows),
-            "No question is about these:",
+            "These have no scenario:",
             table(("in Flink's log", "options, or the beginnings of their keys", "what helps"), others),
         )
     )

@@ -138,7 +138,7 @@ class Iteration(Part):
     max_iterations: int = Field(ge=1, le=limits.MAX_ITERATIONS)
     """The number of supersteps after which it ends in any case."""
     criterion: PathText = ""
-    """With `kind: bulk`: `file.py:name`, as `function`. A function of a record that is fed back. The iteration ends after a superstep in which it was true for no record."""
+    """With `kind: bulk`: `file.py:name`, a function as in `function`. It gets each record that is fed back; the iteration ends after a superstep in which it returns true for none."""
 
 
 class Vertex(Part):

@@ -205,7 +205,8 @@ def until_each_has_recovered(
 
 
 def _also_without(segment: Segment, more_ns: int) -> Segment:
-    """Return the segment with `more_ns` more slack, because a shorter wait may end other waits too. Without a limit if all of it can be saved."""
+    """Return the segment with `more_ns` more slack, because a shorter wait may end other waits too. The limit is removed if the slack covers
+    the whole segment."""
     if segment.slack_ns < 0:
         return segment
     slack_ns = segment.slack_ns + more_ns
@@ -215,8 +216,8 @@ def _also_without(segment: Segment, more_ns: int) -> Segment:
 
 
 def _all_of(segments: Sequence[Segment], option: str, left_ns: int, why: str) -> list[Segment]:
-    """Return the segments without limits for this option, if `left_ns` is more than these allow. What exceeds its waits is saved with the
-    last one, for the reason `why`."""
+    """Return the segments with all waits for this option savable, if a lower value saves `left_ns` and their limits allow less. If that is
+    more than these waits took, the last one gets the rest, with the reason `why`."""
     own = [n for n, s in enumerate(segments) if s.option == option and not s.gave_up]
     found = list(segments)
     if left_ns <= sum(savable_ns(found[n]) for n in own) + NEAR_NS:
@@ -306,8 +307,8 @@ class _Alone:
 
     def _restarts_at(self, hit: Hit, option: str, noticed_ns: int, back_ns: int) -> int:
         """Return when the job restarts after a fault that is noticed at `noticed_ns`. A killed process closes its connections, which begins
-        the restart delay. `back_ns`: when that part of the job is back from the restart before; 0 if there is none. It restarts in vain
-        if the loss is not known then, as it did."""
+        the restart delay. `back_ns`: when that part of the job runs again after the previous restart; 0 if there was none. The restart fails
+        if the JobMaster does not know of the loss yet, as in the recorded trial."""
         fault, begun = hit.fault, hit.fault.begun_ns
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         cause = self.known.get(fault.fault)
@@ -417,10 +418,11 @@ def stalled_taskmanager(wait: Wait) -> str | None:
 def awaited_by(
     entry: TrialEntry, lost: Mapping[str, int], waits: Iterable[Wait], span: tuple[int, int], option: str = ""
 ) -> dict[str, int]:
-    """Return each of the TaskManagers for which the job waited in the span of an outage, with the time from which on it lacked one more than
-    it could spare: the first that came, until it had its slots again. It had lost those in `lost`, and those that registered once more. One
-    that was lost later was still there when another one came. With an `option`, return those for which it would have waited if no
-    TaskManager had waited for that option."""
+    """Return the TaskManagers for which the job waited during the span of an outage, each with the time from which it was needed.
+
+    The job waits for the first ones that register, until it has all its slots again. A TaskManager is needed from the loss with which fewer
+    were left than the job needs. Lost are those in `lost` and those that registered again. With an `option`, return the TaskManagers for which
+    the job would have waited if none of them had waited for that option."""
     returned, gone, sooner = dict[str, int](), dict(lost), set[str]()
     for wait in waits:
         name = taskmanager_of(wait)

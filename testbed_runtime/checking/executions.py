@@ -60,7 +60,7 @@ def places(trial: Trial, before_ns: int) -> dict[str, str]:
 
 
 def used_in(trial: Trial, start_ns: int, end_ns: int) -> frozenset[str]:
-    """Return the TaskManagers that ran tasks at the start of a span, or were given some in it."""
+    """Return the TaskManagers that ran tasks at the start of a span, or to which tasks were deployed during it."""
     given = [e for e in events(trial, "task.state") if start_ns <= e["t_ns"] <= end_ns]
     names = (logical_name(str(data(e).get("taskmanager"))) for e in given)
     return frozenset(places(trial, start_ns).values()).union(names)

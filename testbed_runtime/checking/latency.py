@@ -46,7 +46,7 @@ class Histogram(Struct, frozen=True):
 
 
 def shows(total: int, q: float) -> bool:
-    """Whether so many records have a quantile: at least one of them is expected beyond it."""
+    """Return whether there are enough records for a quantile: at least one of them is expected above it."""
     return total > 0 and (q >= 1 or total * (1 - q) >= 1 - ROUNDING)
 
 

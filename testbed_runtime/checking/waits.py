@@ -122,8 +122,8 @@ def _with_repeated_requests(waits: Iterable[Wait], effects: Iterable[FaultEffect
 
 
 def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
-    """Return the waits with each failure report that timed out extended until the JobMaster handled the failure
-    nevertheless. A failure after the next restart of the task is a different one."""
+    """Extend each failure report that timed out until the time at which the JobMaster handled the failure. A failure after the next restart
+    of the task is a different one."""
     reported = [e for e in events(trial, "failover.failure") if data(e).get("detector") == "Task"]
     failures = [(e["t_ns"], str(data(e).get("task"))) for e in reported]
     restarts = [(e["t_ns"], data(e).get("region")) for e in events(trial, "failover.started")]

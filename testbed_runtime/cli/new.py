@@ -151,9 +151,7 @@ def find(name: str) -> questions.Question:
         raise UserError("QUESTION", f"{known.canonical} has no effect here")
     known_names = [n for q in questions.questions().values() for n in (q.name, *q.errors)]
     hint = f"there are {', '.join(questions.questions())}"
-    raise UserError(
-        "QUESTION", f"the question {name[:MAX_ECHO]!r} does not exist", nearest(name, known_names, hint)
-    )
+    raise UserError("QUESTION", f"no question matches {name[:MAX_ECHO]!r}", nearest(name, known_names, hint))
 
 
 def write(path: Path, text: str) -> None:

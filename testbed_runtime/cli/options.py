@@ -126,7 +126,7 @@ def flink_conf(
 
 
 def version_words(conf: FlinkConf, version: str, flink_version: str | None) -> str:
-    """Return the version as which a configuration is read, and how to change it if neither the file nor the command line sets it."""
+    """Return the version of Flink whose rules a configuration is read by, and how to change it if neither the file nor the command line sets it."""
     assumed = "" if flink_version or conf.flink_version else " assumed: --flink-version sets it"
     return f"Flink {version}{assumed}"
 

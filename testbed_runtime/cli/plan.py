@@ -194,7 +194,7 @@ def _task_heap(options: Options) -> float:
 
 
 def _shortage(found: BufferPlan, options: Options) -> Iterator[str]:
-    """Yield what happens under load, if the job starts but its pools cannot all grow to their largest size, and what to change."""
+    """Yield a warning and what to change, if the job can start but its pools cannot all grow to their maximum under load."""
     from testbed_runtime.core.job.bufferplan import enough_memory
 
     most = max(found.taskmanagers, key=lambda t: t.maximum)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PLAIN_EVERY_S = 5.0
-"""Between two plain lines of numbers, by the clock on the wall: virtual time passes thousands of times faster."""
+"""Interval between two plain lines of numbers. Always in real time, because virtual time passes thousands of times faster."""
 SHOWN_PHASES = {
     "create": "starting the testbed",
     "deploy": "deploying the job",

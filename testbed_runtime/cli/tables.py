@@ -83,8 +83,8 @@ def side_by_side(table: Comparison, *, width: int = 0) -> list[str]:
 def fitting(
     columns: Sequence[Sequence[str]], width: int, *, repeated: int = 1, numbers: bool = False
 ) -> list[str]:
-    """Return columns of the same length as lines. With a width, columns that do not fit beside each other follow below, after the first
-    ones, of which so many are repeated. Pure."""
+    """Return columns of the same length as lines. With a width, columns that do not fit beside each other follow below, where the first
+    `repeated` columns are written again. Pure."""
     blocks = _blocks(columns, width, repeated)
     return [line for block in blocks for line in aligned(list(zip(*block, strict=True)), numbers=numbers)]
 

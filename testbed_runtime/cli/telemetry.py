@@ -33,7 +33,7 @@ BATCH = 512
 """Spans in one request, as in OpenTelemetry's batch processor."""
 SERVICE = "headgate"
 LIMIT_S = 30.0
-"""A run ends after this time even if the collector has not answered. The exporter's own timeout is one of each read: a collector that
+"""A run ends after this time even if the collector has not answered. The exporter's own timeout limits each read, so a collector that
 answers byte by byte never exceeds it."""
 REASON_MAX = 300
 """Characters of the exporter's message in the line about a failure."""

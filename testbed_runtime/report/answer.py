@@ -40,7 +40,7 @@ The tables of the report name them."""
 NOTABLE_S = 0.001
 """Shorter waits are not mentioned."""
 NOTABLE_SHARE = 0.0005
-"""Waits with a smaller share of the recovery are not mentioned either, because its length is given with three digits."""
+"""Waits with a smaller share of the recovery are not mentioned either: they are less than the rounding of its length."""
 NOTABLE_SAVING_S = 0.05
 """A line says how much a lower value saves at most if it cannot save at least this many of the option's seconds."""
 MARGINS_SHOWN = 2
@@ -161,9 +161,9 @@ def start_words(start: Recovery) -> str:
 
 
 def _failed(recovery: Recovery, after: str) -> str:
-    """Return how soon the job failed for good. Without a fault there is nothing that it failed `after`, but its first failure.
-    If the recovery has no length, no wait explains it: the first sentence of the failure does. Only a submission is known to have led to it
-    at once: a fault may have lasted for some time before."""
+    """Return after how long the job failed for good, counted from the fault or, without one, from its first failure.
+    No wait explains a recovery without a length, so the first sentence of the failure follows. Such a job failed "at once" only after its
+    submission: a fault may have lasted for some time before."""
     limit = _restarts(recovery)
     if recovery.total_s >= NOTABLE_S:
         again, begun = _AGAIN if recovery.again else "", after or " after its first failure"
@@ -187,7 +187,7 @@ def _rounds(recovery: Recovery) -> str:
 
 
 def _end(recovery: Recovery) -> str:
-    """Return why nothing more was seen of an outage that did not end."""
+    """Return how the job ended if that ended the observation of an outage; empty otherwise."""
     ends = {"CANCELED": "was canceled", "FAILED": "failed"}
     return f", when the job {ends.get(recovery.ended, 'finished')}" if recovery.ended else ""
 
@@ -225,8 +225,7 @@ def from_events_words(seconds: float) -> str:
 
 
 def close_margins(found: Recovery | VariantAnswer) -> tuple[Margin, ...]:
-    """Return the margins that are worth a line. In a recovery that an option cost seconds, its waits did not come close to its limit: they
-    reached it."""
+    """Return the margins that are worth a line. An option that cost seconds of the recovery has none: its waits reached the limit."""
     recoveries = (found,) if isinstance(found, Recovery) else found.recoveries
     near = _closest(
         margin
@@ -297,7 +296,7 @@ def _processes(segment: Segment) -> set[str]:
 
 def _avoided(early: Sequence[Segment]) -> str:
     """Return the limit with which waits would have completed: `a limit above 7.2 s, instead of 5.00 s, would have avoided this failover`.
-    The same limit also applies to what never comes."""
+    With it, the loss of a peer that never returns is noticed later."""
     longest = max(early, key=lambda s: s.enough_ns)
     failovers = "this failover" if len(early) == 1 else f"these {len(early)} failovers"
     enough_s, budget_s = _rounded_up(longest.enough_ns / 1e9), longest.budget_ns / 1e9
@@ -333,8 +332,8 @@ class VariantAnswer(Struct, frozen=True):
 
     @property
     def after(self) -> str:
-        """The fault (` after cut`, in backticks) if the variant has recoveries from several faults, otherwise empty. With it, those that
-        always followed in the same outage. It is ` again after` if the job had recovered from the fault before each of them."""
+        """The fault (` after cut`, in backticks) if the variant has recoveries from several faults, otherwise empty. Faults that took
+        effect during each of these outages are named too. ` again after`: the job had recovered from the fault once before."""
         if self.fault is None:
             return ""
         again = _AGAIN if self.fault and all(r.again for r in self.recoveries) else ""
@@ -344,8 +343,8 @@ class VariantAnswer(Struct, frozen=True):
 
     @property
     def by_fault(self) -> tuple[VariantAnswer, ...]:
-        """One answer for each fault that began recoveries, of the trials in which it did; none without any. A mean over recoveries from
-        different faults is the price of neither."""
+        """One answer for each fault that began a recovery, over the trials in which it did. A mean over recoveries from different faults
+        would describe none of them."""
         faults = list(dict.fromkeys(r.fault for r in self.recoveries))
         if len(faults) == 1:
             return (self,)

@@ -17,7 +17,7 @@ HEAD = 20.0
 FOOT = 26.0
 DOT = 2.6
 LOG_FROM = 20.0
-"""The axis is logarithmic from this ratio of the largest to the smallest value on."""
+"""The axis is logarithmic if the largest value is at least this many times the smallest."""
 BOX_FROM = 5
 """Minimum number of values for which quartiles are drawn."""
 

@@ -58,7 +58,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tune empty", "empty: contains no study.yaml (name a study, such as those of studies/)"),
         ("tune all/small", "all/small: contains no study.yaml (`headgate run all/small` runs a scenario)"),
         ("tune all/small/scenario.yaml", "all/small/scenario.yaml: kind: is Scenario, not TuningStudy (`headgate run all/small/scenario.yaml` runs a scenario)"),
-        ("new nosuch", "QUESTION: the question 'nosuch' does not exist (there are"),
+        ("new nosuch", "QUESTION: no question matches 'nosuch' (there are"),
         ("new late-producer --flink-version 1.9", "--flink-version: '1.9' is not a known version of Flink (the nearest is '1.12'"),
         ("trace --flink-version 9", "--flink-version: '9' is not a known version of Flink"),
         ("plan all/small -D heartbeat.timout=1s", "-D heartbeat.timout: is not a Flink option (did you mean heartbeat.timeout?)"),

@@ -122,13 +122,13 @@ def test_too_few_trials_are_said_once_for_all_groups():
     """The number of trials is that of the smallest group."""
     groups = [Group(name=n, trials={i: rows_of("x", 2.0) for i in range(c)}) for n, c in (("a", 3), ("b", 1), ("c", 2))]  # fmt: skip
     two = "Confidence intervals for all 2 differences need 7 trials; an expectation with `versus` needs 6."
-    few = "Differences may be chance: there"
-    assert comparison(groups, keys=(DETECT,)).summary == (f"{few} is 1 trial of each. {two}",)
+    few = "Differences may be chance:"
+    assert comparison(groups, keys=(DETECT,)).summary == (f"{few} 1 trial is too few. {two}",)
     (said,) = comparison([groups[0], groups[2]], keys=(DETECT,)).summary
-    assert said == f"{few} are 2 trials of each. A confidence interval needs 6."
+    assert said == f"{few} 2 trials are too few. A confidence interval needs 6."
     without = Group(name="d", trials={0: [], 1: []})
     fewer = comparison([groups[0], groups[2], without], keys=(DETECT,)).summary
-    assert fewer == (f"{few} are 2 trials of each. {two}",)
+    assert fewer == (f"{few} 2 trials are too few. {two}",)
 
 
 def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():

@@ -160,7 +160,7 @@ def account_keys(context: Context, owner: Run | Study) -> list[KindAndName]:
 
 
 async def other_runs(context: Context, owner: Run | Study) -> tuple[Run, ...]:
-    """Return the other runs of the namespace, whose end a full quota is waited for. Empty if the owner does not wait for one."""
+    """Return the other runs of the namespace, whose end would free some of a full quota. Empty if the owner does not wait for quota."""
     refusal = owner.status.refusal
     if refusal is None or refusal.reason != QUOTA_EXCEEDED:
         return ()

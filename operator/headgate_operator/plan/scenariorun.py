@@ -190,8 +190,8 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
 
 
 def is_earlier(spark: Pod, run: Run, runner: Pod | None, settings: Settings) -> bool:
-    """Return whether Spark is of the version before an upgrade of the installation, and the run will be of the new one. It would call the
-    record of a newer version damaged, and a newer Spark that of the runs which have begun, so it is replaced between them."""
+    """Return whether the Spark pod has the version from before an upgrade of the installation, and the run will have the new one. Each
+    version calls the other one's records damaged, so Spark is replaced after the earlier runs have ended and before this one begins."""
     return not has_begun(run, runner) and spark.image != settings.spark_image
 
 

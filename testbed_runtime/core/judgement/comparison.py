@@ -435,7 +435,9 @@ def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) 
     few = [c.trials for c in contrasts if c.reason == m.NOT_ENOUGH_TRIALS]
     if few and all(c.answer == UNKNOWN for c in contrasts):
         fewest, needed = min(few), samplesize.trials_for(contrasts[0].confidence)
-        there = f"Differences may be chance: there {'is' if fewest == 1 else 'are'} {counted(fewest, 'trial')} of each."
+        there = (
+            f"Differences may be chance: {counted(fewest, 'trial')} {'is' if fewest == 1 else 'are'} too few."
+        )
         if (alone := samplesize.trials_for(CONFIDENCE)) == needed:
             return [f"{there} A confidence interval needs {needed}."]
         # an expectation is judged by its own interval, so it needs fewer trials than this table
