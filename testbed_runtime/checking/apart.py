@@ -54,7 +54,7 @@ _AFTER_A_DELAY = frozenset(
         "first-record",
     }
 )
-"""The steps of a restart, however long the job had waited before."""
+"""The kinds of waits that every restart has, whatever the job waited for before."""
 _SILENT = ("heartbeat", "fencing", "jobmanager")
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
@@ -241,7 +241,7 @@ def _missed(wait: Wait) -> bool:
 
 
 class _Remaining(Struct, frozen=True):
-    """The rest of the recoveries without the waits for an option."""
+    """The remainder of the recoveries if an option costs nothing."""
 
     behind_ns: int
     """How long the job is behind, without the time in which it worked on its backlog."""
@@ -377,8 +377,8 @@ class _Alone:
 def lost_in(
     effects: Iterable[FaultEffect], waits: Sequence[Wait], start_ns: int, end_ns: int
 ) -> dict[str, int]:
-    """Return the TaskManagers that an outage lacks, and since when: they were killed and not replaced before it, or they were paused or cut
-    off from the JobManager in it, for so long that their heartbeats were missed."""
+    """Return the TaskManagers that are missing in an outage, each with the time of its loss: they were killed and not replaced before it,
+    or they were paused or cut off from the JobManager in it, for so long that their heartbeats were missed."""
     begun = [e for e in effects if e.injected_ns is not None and e.begun_ns <= end_ns]
     replaced = [w for w in waits if w.kind == "replacement" and w.outcome is Outcome.FIRED]
     up = [(taskmanager_of(w), w.end_ns) for w in replaced if w.end_ns <= start_ns]
@@ -401,8 +401,8 @@ def lost_in(
 
 
 def missing_taskmanagers(entry: TrialEntry, lost: int) -> int:
-    """Return how many TaskManagers have to come before the job has its slots again, if `lost` of them are gone. At least one is. 0 if it is
-    not known how many slots there are."""
+    """Return how many TaskManagers have to register before the job has its slots again, if `lost` of them (at least one) are gone. 0 if the
+    number of slots is unknown."""
     groups = [(vertex.slot_sharing_group, vertex.parallelism) for vertex in entry.job.vertices]
     needed = sum(slots_of_groups(groups).values())
     replicas, slots = entry.job.task_managers.replicas, entry.job.task_managers.slots

@@ -30,11 +30,10 @@ def backlog_words(
     stored: bool,
     windowed: Collection[str] = (),
 ) -> str:
-    """Return the backlog of a job that runs since `running`: the time without records, and how much of it is
-    replayed. The replayed part is what the sinks had received between the checkpoint and the last failure
-    before `running`: they continue until a failure is noticed. `stored`: the results before the restart were
-    kept, even without a checkpoint. `windowed`: the sink vertices that get no record before the end of a
-    window. If there are no other sinks, the sources show what is replayed."""
+    """Return the backlog of a job that runs since `running`: the time without records, and how much of it is replayed. The replayed part is
+    what the sinks had received between the checkpoint and the last failure before `running`: the sinks receive records until the failure is
+    noticed. `stored`: the results before the restart were kept, even without a checkpoint. `windowed`: the sink vertices that get no record
+    before the end of a window. If there are no other sinks, the sources show what is replayed."""
     failures = [r.cause.t_ns for r in outage.rounds if r.cause is not None and r.cause.t_ns <= running]
     ended = [w for w in waits if w.kind in DELAY_CATCH_UP and w.outcome is Outcome.COMPLETED]
     late = [w.end_ns for w in ended if w.seconds >= 1]

@@ -61,9 +61,8 @@ def missing_rows(trial: Trial) -> Missing | None:
 
 
 def delivery_incomplete(trial: Trial) -> str:
-    """Return why rows of `delivery` may be missing; empty if none can be. A loss is not proven then.
-
-    The JobManager and the processes that wrote `delivery` count; of an empty table, every process."""
+    """Return why rows of `delivery` may be missing; empty if none can be. A loss is not proven in that case. Only rows of the JobManager
+    and of processes that wrote `delivery` matter; if the table is empty, those of every process."""
     missing = missing_rows(trial)
     if missing is None:
         return ""

@@ -49,8 +49,7 @@ class FaultEffect(Struct, frozen=True):
     too_late: bool = False
     """The job had ended before the fault could begin."""
     sent_again_ns: int = 0
-    """How long TCP took to send again what the fault had lost. This time is part of the fault: `ended_ns`
-    includes it."""
+    """How long TCP took to retransmit what the fault had dropped. This time is part of the fault: `ended_ns` includes it."""
     plane: str = PLANES[0]
     """The plane on which the fault acts, one of core.faults.links.PLANES. Only network faults act on other
     planes than that of the data."""
@@ -149,7 +148,7 @@ def _effect(trial: Trial, name: str, plane: str, *, ended: bool) -> FaultEffect:
 
 
 def sent_again_ns_of(row: Mapping[str, Any]) -> int:
-    """Return how long after the end of the fault TCP sends again what was lost, if this row says so; otherwise 0."""
+    """Return how long after the end of the fault TCP retransmits what was dropped, if this row says so; otherwise 0."""
     found = parsed(row["measured"]).get("sent_again_s")
     if not isinstance(found, int | float) or isinstance(found, bool):
         return 0

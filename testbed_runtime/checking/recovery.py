@@ -54,8 +54,8 @@ def _failed_over(recovery: Recovery) -> bool:
 
 
 def longest(found: TrialRecovery) -> Recovery | None:
-    """Return the recovery whose length is `recovery.total`: the worst one, or a longer outage in which a fault of a failover held the job up
-    again. Any failover counts, because a later one without this fault changes nothing about that outage."""
+    """Return the recovery whose length is `recovery.total`: the worst one, or a longer outage in which a fault that had caused a failover
+    stopped the job again. Every failover counts: a later one without this fault does not change that outage."""
     chosen = worst(found)
     if chosen is None or not chosen.recovered:
         return chosen

@@ -117,7 +117,7 @@ def _phase_spans(entry: TrialEntry, start: int) -> list[Span]:
 
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[Span]:
     """Return one span per fault: the effect, from `injected` to its end, which is the first of `ended`, `clean`, `residue`, `failed`,
-    `voided`, and until TCP has sent again what it had lost."""
+    `voided`, and until TCP has retransmitted what it had dropped."""
     begun: dict[str, tuple[int, str]] = {}
     ended: dict[str, int] = {}
     late = {row["fault"]: t_ns for row in faults if (t_ns := sent_again_ns_of(row))}

@@ -221,8 +221,7 @@ def _share(text: str) -> float:
 
 
 def _changes(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[str]]:
-    """Return by pair of runs which settings of the compared variants differ, so that no difference is attributed to the wrong
-    setting."""
+    """Return, for each pair of runs, the settings in which the compared variants differ."""
     labels = _labels(list(loaded))
     single = all(len(groups) == 1 for groups in loaded.values())
     found: dict[str, list[str]] = {}

@@ -85,7 +85,7 @@ def document(question: Question, shape: Shape) -> str:
 
 
 def _overloaded_ms(shape: Shape) -> int:
-    """Return a time for each record with which the sinks process at most 5 of 6 records."""
+    """Return a service time with which the sinks keep up with at most 5 of 6 records."""
     return math.ceil(1200 * shape.parallelism / shape.records_per_second)
 
 
@@ -110,7 +110,8 @@ def _faults(question: Question, shape: Shape) -> Iterator[str]:
 
 
 def _interval_s(question: Question, shape: Shape) -> int:
-    """Return how much longer than the question's fault one interval of the reader's checkpoints is."""
+    """Return the checkpoint interval of the reader's configuration, by which the fault and the observation are prolonged; 0 if the question
+    needs no checkpoint."""
     if not question.checkpoints or shape.given is None:
         return 0
     return math.ceil(_in_effect(question, shape).duration(CHECKPOINTS.key))

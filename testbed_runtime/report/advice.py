@@ -20,7 +20,7 @@ FIRST_MAX = 6
 NOTABLE_SLOWDOWN = 1.5
 """p99 latency gets a sentence if it is at least this many times that of the control run."""
 _GUESS = re.compile(r"\. This (?:is usually caused by|can either mean|indicates)")
-"""Matches Flink's guess at the reason of an error, which follows the error itself."""
+"""Matches the possible reason that Flink appends to an error."""
 
 
 def first_things(

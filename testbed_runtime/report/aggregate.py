@@ -79,7 +79,7 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:
-    """Return the answers of the variants that had a recovery, one for each fault that began any."""
+    """Return the answers of the variants that had a recovery, one for each fault that began one."""
     found = grouped((t.variant, t.answer) for t in trials if t.answer is not None and not t.is_control)
     answers = [VariantAnswer(variant, tuple(known)) for variant, known in found.items()]
     return [own for answer in answers for own in answer.by_fault]

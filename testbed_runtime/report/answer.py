@@ -220,7 +220,7 @@ def cost_words(
 
 
 def from_events_words(seconds: float) -> str:
-    """Return how much of the attributed time has an owner by the events of the failover only."""
+    """Say how many of the attributed seconds were inferred from events, without a recorded wait."""
     return f"{quantities.seconds(seconds)} of these inferred from events"
 
 
