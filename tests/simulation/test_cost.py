@@ -49,11 +49,11 @@ async def _measure(
     sinks: int,
     sources: int = 1,
     cost: str = "flink-2.3",
-    cores: str = "0",
+    cores: str = "",
 ) -> Measured:
     configuration = {
         COST: cost,
-        CORES: cores,
+        **({CORES: cores} if cores else {}),
         "execution.buffer-timeout.interval": f"{max(0, timeout_ms)} ms",
         "execution.buffer-timeout.enabled": str(timeout_ms >= 0).lower(),
         "execution.checkpointing.interval": "1 h",
