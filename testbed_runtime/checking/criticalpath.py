@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -43,6 +43,7 @@ from testbed_runtime.core.waits import (
     RM_NAME,
     Outcome,
     Wait,
+    processes,
 )
 
 EPSILON_NS = 5_000_000
@@ -91,8 +92,7 @@ _TIMED = frozenset({"heartbeat", "lease", "fencing", "cancellation", "restart-de
 _NEVER = frozenset({"alignment", "completion", "credit", "final-checkpoint"})
 _BEFORE_EVENTS = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
 _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
-"""Kinds of waits that may be in progress when an event begins, but that it did not interrupt. Other processes stand still too, and no record
-waits for a checkpoint."""
+"""Kinds of waits in progress that no event interrupts: other processes stand still too, and no record waits for a checkpoint."""
 _BESIDE = frozenset({
     "cancellation", "fencing", "restart-delay", "input", "deployment", "restore", "open", "partition", "iteration", "jobmanager", "leadership",
 })  # fmt: skip
@@ -142,13 +142,12 @@ def attribute(
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last, lasts=lasts)
     pieces = merged(reversed(walk.pieces))
-    slack = partial(walk.slack, awaited=awaited, ran=ran)
 
     def after_failure(piece: Piece) -> bool:
         shows_another = piece.wait is not None and stores(piece.wait, last)
         return known and piece.start >= detected - EPSILON_NS and not shows_another
 
-    return tuple(segment(p, slack(p.wait), known=after_failure(p)) for p in pieces)
+    return tuple(segment(p, walk.slack(p.wait, awaited, ran), known=after_failure(p)) for p in pieces)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -502,10 +501,11 @@ class _Walk:
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
         """Return the innermost recorded wait of the step's kind that covers the span, otherwise the step. For slots, a completion counts too:
         the JobMaster requests slots only when the store has completed it, or has failed. So does a restart delay that was cut off."""
-        before = ("completion", "restart-delay") if step.kind == "slot" and not step.wait else ()
         found = [w for w in self.waits if w.start_ns <= start and w.end_ns >= end]
-        found = [w for w in found if w.kind in before or caused(w)]
-        own = [w for w in found if w.kind == step.kind or (w.kind in before and w.end_ns <= end + EPSILON_NS)]
+        own = [w for w in found if w.kind == step.kind and caused(w)]
+        if step.kind == "slot" and not step.wait:
+            until = {"completion": step.end_ns + EPSILON_NS, "restart-delay": end + EPSILON_NS}
+            own += [w for w in found if w.end_ns <= until.get(w.kind, 0)]
         return max(own, key=lambda w: (w.start_ns, -w.end_ns), default=step)
 
     def _add(self, until: int, wait: Wait) -> bool:
@@ -542,8 +542,8 @@ def taskmanager_of(wait: Wait) -> str:
 def _follows(wait: Wait, shortened: Wait) -> bool:
     """Whether the wait ends with the other one: it is between the same two processes and ended together with it, or it is a registration with
     the JobMaster that a replacement made possible, because that completed the slots that the JobMaster needs."""
-    together = abs(wait.end_ns - shortened.end_ns) <= TIE_NS
-    if wait.what and together and {wait.who, wait.what} == {shortened.who, shortened.what}:
+    same = processes(wait.who, wait.what) == processes(shortened.who, shortened.what)
+    if wait.what and same and abs(wait.end_ns - shortened.end_ns) <= TIE_NS:
         return True
     registered = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     return registered and shortened.kind == "replacement" and wait.end_ns >= shortened.end_ns - EPSILON_NS

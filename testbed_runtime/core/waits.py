@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.options import ALIASES, LOCAL_RECOVERY, STANDALONE_START_UP
 
 STALL_TICK_S = 0.1
@@ -184,3 +185,8 @@ class Wait(Struct, frozen=True, kw_only=True):
             option=row["option"], value=row["value"], budget_ns=int(row["budget_ns"]),
             outcome=Outcome(row["outcome"]), cause=row["cause"], after=tuple(filter(None, row["after"].split(" "))),
         )  # fmt: skip
+
+
+def processes(who: str, what: str) -> set[str]:
+    """Return both ends of a wait as processes. The JobMaster and the ResourceManager are in one process."""
+    return {JOBMANAGER if end in (JOBMASTER_NAME, RM_NAME) else end for end in (who, what)}

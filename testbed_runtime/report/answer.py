@@ -12,7 +12,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.grouping import grouped
-from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.comparison import SEED, with_interval
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
@@ -29,7 +28,7 @@ from testbed_runtime.core.judgement.recovery import (
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import mean_interval
 from testbed_runtime.core.trial.manifest import TrialEntry
-from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
+from testbed_runtime.core.waits import processes
 from testbed_runtime.report import words
 
 PRICES_SHOWN = 4
@@ -286,12 +285,7 @@ def _same_loss(before: Segment, after: Segment) -> bool:
     adjacent = (before.kind, before.end_ns) == (after.kind, after.start_ns)
     if not adjacent or (before.who, before.what) == (after.who, after.what):
         return False
-    return before.what == after.what or _processes(before) == _processes(after)
-
-
-def _processes(segment: Segment) -> set[str]:
-    """Return both ends of a wait. The JobMaster and the ResourceManager are one process."""
-    return {JOBMANAGER if end in (JOBMASTER_NAME, RM_NAME) else end for end in (segment.who, segment.what)}
+    return before.what == after.what or processes(before.who, before.what) == processes(after.who, after.what)
 
 
 def _avoided(early: Sequence[Segment]) -> str:

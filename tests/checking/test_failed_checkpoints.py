@@ -39,15 +39,18 @@ def test_a_checkpoint_that_fails_during_a_restart_does_not_explain_the_failure_b
     assert lasting_wait([stored], [first]) == (None if outcome is Outcome.FAILED else stored)
 
 
+@pytest.mark.parametrize("edge", [1, 2])
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.COMPLETED])
-def test_a_restart_waits_for_the_store_whether_it_completes_the_checkpoint_or_not(outcome: Outcome):
-    """The job tolerates the failed checkpoint. The store delays the restart, and shows no failure."""
+def test_a_restart_waits_for_the_store_whether_it_completes_the_checkpoint_or_not(
+    outcome: Outcome, edge: int
+):
+    """The job tolerates the failed checkpoint. The store delays the restart, and shows no failure. Another step may end meanwhile."""
     closed = wait("connection", 0, 1)
     stored = wait("completion", 0.5, 3, outcome, what="checkpoint 4")
     last = wait("deployment", 3, 4)
-    step = wait("slot", 1, 3, wait="")
+    steps = wait("restore", 0, edge, wait=""), wait("slot", 1, 3, wait="")
     found = attribute(
-        [closed, stored, last], (step,), start=0, end=4 * SECOND, last=last, detected=SECOND, known=True
+        [closed, stored, last], steps, start=0, end=4 * SECOND, last=last, detected=SECOND, known=True
     )
     assert [(s.kind, s.seconds) for s in found] == [("connection", 1), ("completion", 2), ("deployment", 1)]
     assert found[1].phase == "restore"
