@@ -39,7 +39,7 @@ def document(seed: int, *variants: dict[str, Any]) -> dict[str, Any]:
                 },
                 "job": {
                     "vertices": [
-                        {"name": "source", "slotSharingGroup": "src", "source": {"recordsPerSecond": 100}},
+                        {"name": "source", "slotSharingGroup": "src", "source": {"recordsPerSecond": 20}},
                         {"name": "sink", "slotSharingGroup": "snk", "sink": "ledger"},
                     ],
                     "edges": [{"from": "source", "to": "sink", "partitioning": "rebalance"}],
