@@ -153,7 +153,7 @@ class Followed:
         return [(e.trial, e.voided) for e in self.progress.events if isinstance(e, TrialEnded)]
 
     def story(self, result: RunResult) -> str:
-        return f"{result.verdict['summary']} {self.trials} {self.progress.events[-30:]}\n{self.space.story()}"
+        return f"{result.verdict.summary} {self.trials} {self.progress.events[-30:]}\n{self.space.story()}"
 
 
 @pytest.fixture(scope="module")
