@@ -20,6 +20,7 @@ from testbed_runtime.core.options import (
     HEAP_MB,
     OWN_PREFIX,
     REQUIRED_PER_GATE,
+    SAMPLES,
     SORT_MIN_BUFFERS,
     Option,
 )
@@ -49,10 +50,11 @@ WITHOUT_EFFECT: dict[str, KnownKey] = {
     **{a: k for k in KNOWN for a in k.aliases if a not in ALIASES},
 }
 AREAS_WITHOUT_EFFECT = (
-    "akka.", "blob.", "classloader.", "cleanup-strategy", "client.", "containerized.", "dstl.", "env.", "external-resource", "flink.hadoop.",
-    "fs.", "high-availability.kubernetes.", "high-availability.zookeeper.", "historyserver.", "jmx.", "job-event.", "job-result-store.",
-    "jobstore.", "kubernetes.", "metrics.", "pekko.", "process.", "python.", "queryable-state.", "rest.", "s3.", "security.",
-    "slow-task-detector.", "sql-client.", "sql-gateway.", "state.", "table.", "traces.", "user.", "web.", "yarn.", "zookeeper.",
+    "akka.", "blob.", "classloader.", "cleanup-strategy", "client.", "containerized.", "dstl.", "env.", "external-resource",
+    "flink.hadoop.", "fs.", "high-availability.kubernetes.", "high-availability.zookeeper.", "historyserver.", "jmx.", "job-event.",
+    "job-result-store.", "job.autoscaler.", "jobstore.", "kubernetes.", "metrics.", "pekko.", "process.", "python.", "queryable-state.",
+    "rest.", "s3.", "security.", "slow-task-detector.", "sql-client.", "sql-gateway.", "state.", "table.", "traces.", "user.", "web.",
+    "yarn.", "zookeeper.",
 )  # fmt: skip
 """Prefixes of keys about components that a testbed does not have, for example a REST server, metric reporters, or file systems. A key
 with such a prefix that is neither effective nor a typo of a known key has no effect."""
@@ -171,6 +173,8 @@ def value_problem(option: Option, value: str, version: str = LATEST) -> str:
             return f"{value!r} is not a duration: write whole milliseconds, as in {default!r}"
         return str(error)
     least = _LEAST.get(option.key)
+    if option.key == SAMPLES and option.is_removed_in(version):
+        return ""  # a value below 1 counts as 1
     if least is not None and float(parsed) < least:
         return (
             f"{value!r} is too small: it must be at least {least}{' byte' if option.type == 'memory' else ''}"
@@ -186,7 +190,7 @@ _LEAST = {
     SORT_MIN_BUFFERS: 1,
     "taskmanager.network.request-backoff.initial": 0,
     "taskmanager.network.request-backoff.max": 0,
-    "web.backpressure.num-samples": 1,
+    SAMPLES: 1,
     "web.backpressure.delay-between-samples": 0,
     "web.backpressure.refresh-interval": 0,
 }

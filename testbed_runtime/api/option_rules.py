@@ -39,12 +39,15 @@ from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, SLOT_DELAYS, has
 CHECKPOINTS = "execution.checkpointing.interval"
 MILLISECOND = 0.001
 _SENSITIVE = re.compile(
-    r"password|secret|fs\.azure\.account\.key|api-?key|auth-params|service-key|token|basic-auth|jaas\.config|http-headers"
+    r"password|secret|fs\.azure\.account\.key\.|api-?key|auth-params|service-key|token|basic-auth|jaas\.config|http-headers"
 )
 """Marks options whose values must not be recorded, such as `s3.secret-key` (Flink's GlobalConfiguration.isSensitive)."""
 _SWITCHES = ("true", "false")
-_TOKENS = "security.delegation.token"
-"""The beginning of keys about tokens that Flink itself fetches: only those that name a secret behind it hold one."""
+_HARMLESS = re.compile(
+    r"kubernetes\.(secrets|env\.secretkeyref|container\.image\.pull-secrets)|security\.(delegation|kerberos)\.tokens?\.renewal\..*"
+    r"|yarn\.security\.appmaster\.delegation\.token\.services|.*\.token\.(provider\.type|file(\..*)?)|.*-env-variable"
+)
+"""Keys that Flink hides too, but whose values are names, times, classes and paths."""
 
 
 @dataclass(slots=True)
@@ -162,9 +165,9 @@ def judge_key(
 def is_secret(key: str, value: str) -> bool:
     """Return whether a value must not be recorded. A switch is no secret, and neither is the name of a Kubernetes Secret."""
     lower = key.lower()
-    if lower.startswith("kubernetes.") or value.lower() in _SWITCHES:
+    if _HARMLESS.fullmatch(lower) or value.lower() in _SWITCHES:
         return False
-    return _SENSITIVE.search(lower.removeprefix(_TOKENS)) is not None
+    return _SENSITIVE.search(lower) is not None
 
 
 def _value_problem(option: Option, value: str, version: str) -> str:
@@ -261,24 +264,27 @@ def doubts_together(options: Options, path: str, written: Mapping[str, str]) -> 
 
 
 def _pool_doubts(options: Options) -> Iterator[tuple[str, str]]:
-    """Yield warnings about the limits of the pools of results. Flink reads them unchecked, and its LocalBufferPool refuses them in each task."""
+    """Yield warnings about the limits of the pools of results. Flink reads them unchecked, and its LocalBufferPool refuses them in each task.
+    Flink 2.0 has removed both, but they still have their effect here."""
     most = "taskmanager.network.memory.max-buffers-per-channel"
+    also = "" if BY_KEY[most].is_removed_in(options.flink_version) else ", in Flink too"
     if options.integer(most) == 1:
-        doubt = "with 1, a task that has begun a buffer processes nothing more until a checkpoint barrier ends it, in Flink too"
+        doubt = f"with 1, a task that has begun a buffer processes nothing more until a checkpoint barrier ends it{also}"
         yield most, f"{doubt} (write at least 2)"
     if (found := options.integer(most)) < 1:
         why = f"Maximum number of buffers for each channel ({found}) should be larger than 0."
-        yield most, f"every task with a consumer fails, in Flink too: {why} (write at least 2)"
+        yield most, f"every task with a consumer fails{also}: {why} (write at least 2)"
     overdraft = "taskmanager.network.memory.max-overdraft-buffers-per-gate"
     if (found := options.integer(overdraft)) < 0:
         why = f"Maximum number of overdraft buffers for each gate ({found}) should not be less than 0."
-        yield overdraft, f"every task with a consumer fails, in Flink too: {why} (write 0 for none)"
+        yield overdraft, f"every task with a consumer fails{also}: {why} (write 0 for none)"
 
 
 def _doubts(options: Options) -> Iterator[tuple[str, str]]:
     used = FIXED_PER_SLOT if options.is_set(FIXED_PER_SLOT) else MANAGED
     if (
         options.string("state.backend.type") == "rocksdb"
+        and (used == FIXED_PER_SLOT or options.boolean("state.backend.rocksdb.memory.managed"))
         and options.is_set(used)
         and not options.memory(used)
     ):

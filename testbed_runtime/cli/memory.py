@@ -167,7 +167,7 @@ def describe(options: Options, memory: ProcessMemory, *, rules: str, young: floa
 def _state_backend(options: Options, memory: ProcessMemory, slots: int) -> dict[str, Any]:
     """Return what the state backend does with the managed memory of a slot; nothing for state on the heap. Raises UserError if
     Flink refuses its shares."""
-    from testbed_runtime.core.job.statememory import StateBackendConfig
+    from testbed_runtime.core.job.statememory import FIXED_PER_SLOT, StateBackendConfig
 
     try:
         config = StateBackendConfig.of(options, slots, memory.managed)
@@ -176,7 +176,10 @@ def _state_backend(options: Options, memory: ProcessMemory, slots: int) -> dict[
     if not config.on_disk:
         return {}
     sizes = {"slot": config.slot_memory, "writeBuffers": config.write_buffer, "cache": config.cache}
-    return {"stateBackend": {"slots": slots, "bytes": sizes}}
+    found: dict[str, Any] = {"slots": slots, "bytes": sizes}
+    if config.shared:
+        found["memory"] = "fixed" if options.is_set(FIXED_PER_SLOT) else "managed"
+    return {"stateBackend": found}
 
 
 def _mismatch(options: Options, memory: ProcessMemory) -> Iterator[str]:
@@ -210,10 +213,12 @@ def lines(described: dict[str, Any]) -> Iterator[str]:
     yield f"JVM flags: {' '.join(described['jvmFlags'])}"
     if "stateBackend" in described:
         sizes = {name: megabytes(size) for name, size in described["stateBackend"]["bytes"].items()}
-        yield (
-            f"RocksDB in each slot: {sizes['slot']:g} MB managed memory: a block cache of {sizes['cache']:g} MB, which includes the "
-            f"memtables; they are flushed at {sizes['writeBuffers']:g} MB"
-        )
+        memory = described["stateBackend"].get("memory")
+        place = "managed memory" if memory == "managed" else "in addition to all parts above"
+        of = f"in each slot: {sizes['slot']:g} MB {place}"
+        shared = f"{of}: a block cache of {sizes['cache']:g} MB, which includes the memtables"
+        alone = f"in each task: a block cache of {sizes['cache']:g} MB, and memtables"
+        yield f"RocksDB {shared if memory else alone}; they are flushed at {sizes['writeBuffers']:g} MB"
     for warning in described["warnings"]:
         yield f"warning: {warning}"
 

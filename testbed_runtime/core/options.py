@@ -49,6 +49,7 @@ HEAP_MB = "taskmanager.heap.mb"
 EXCLUSIVE_BUFFERS = "taskmanager.network.memory.buffers-per-channel"
 FLOATING_BUFFERS = "taskmanager.network.memory.floating-buffers-per-gate"
 REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"
+SAMPLES = "web.backpressure.num-samples"
 SORT_MIN_BUFFERS = "taskmanager.network.sort-shuffle.min-buffers"
 SORT_MIN_PARALLELISM = "taskmanager.network.sort-shuffle.min-parallelism"
 
@@ -78,6 +79,10 @@ class Option(Struct, frozen=True):
         """Return the default of a version of Flink."""
         wanted = number(flink_version)
         return next((text for last, text in self.until if wanted <= number(last)), self.default)
+
+    def is_removed_in(self, flink_version: str) -> bool:
+        """Whether a version of Flink no longer reads it."""
+        return self.removed != "" and number(self.removed) <= number(flink_version)
 
     def in_millis(self, flink_version: str) -> bool:
         """Whether a version of Flink reads a whole number of milliseconds, and refuses a unit."""
@@ -207,7 +212,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks. Flink 2 has only `taskmanager.load-balance.mode`.", since="1.10", removed="2.0"),
     Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager.", millis_until=LONGS),
-    Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round.", aliases=("jobmanager.web.backpressure.num-samples",), removed="1.13"),
+    Option(SAMPLES, "integer", "100", "Samples of back-pressure in one round.", aliases=("jobmanager.web.backpressure.num-samples",), removed="1.13"),
     Option("web.backpressure.delay-between-samples", "duration", "50", "Time between two of them, in milliseconds.", aliases=("jobmanager.web.backpressure.delay-between-samples",), removed="1.13", millis_until=LATEST),
     Option("web.backpressure.refresh-interval", "duration", "60000", "Time from the beginning of one round of samples to the next, in milliseconds.", aliases=("jobmanager.web.backpressure.refresh-interval",), removed="1.13", millis_until=LATEST),
     Option("execution.checkpointing.externalized-checkpoint-retention", "string", "NO_EXTERNALIZED_CHECKPOINTS", "RETAIN_ON_CANCELLATION keeps the last checkpoints of a trial in the run's folder, below files/<trial>/jobs.", choices=("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS"), since="1.11"),

@@ -180,7 +180,9 @@ class HttpRpc(EndpointRpc):
     async def start(self) -> None:
         """Raises UserError when the port is in use."""
         self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._token}"}, connector=connector()
+            headers={"Authorization": f"Bearer {self._token}"},
+            connector=connector(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `_connect` has its own
         )
         if self._bind is None:
             return

@@ -15,7 +15,16 @@ from testbed_runtime.api.catalogue import (
     value_doubt,
     value_problem,
 )
-from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, MAX_TCP_CONNECTIONS, REQUIRED_PER_GATE
+from testbed_runtime.core.exchange.backpressure import SamplePlan
+from testbed_runtime.core.options import (
+    ALIASES,
+    BY_KEY,
+    EFFECTIVE,
+    MAX_TCP_CONNECTIONS,
+    REQUIRED_PER_GATE,
+    SAMPLES,
+    Options,
+)
 from testbed_runtime.core.versions import VERSIONS
 
 
@@ -184,14 +193,20 @@ def test_edits_counts_additions_omissions_changes_and_swaps(a, b, count):
         ("taskmanager.network.memory.buffers-per-channel", 0),
         ("taskmanager.network.memory.floating-buffers-per-gate", 1),
         (REQUIRED_PER_GATE, 1),
-        ("web.backpressure.num-samples", 1),
+        (SAMPLES, 1),
     ],
 )
 def test_sizes_that_flink_refuses_are_too_small(key, least):
     """The least value is accepted, and the one below it is not."""
     option = BY_KEY[key]
-    assert value_problem(option, str(least)) == ""
-    assert value_problem(option, str(least - 1)) != ""
+    assert value_problem(option, str(least), "1.12") == ""
+    assert value_problem(option, str(least - 1), "1.12") != ""
+
+
+def test_a_number_of_samples_that_flink_no_longer_reads_is_not_refused():
+    """It counts as 1 here."""
+    assert value_problem(BY_KEY[SAMPLES], "0", "1.13") == ""
+    assert SamplePlan.read(Options({SAMPLES: "0"}, flink_version="1.13")).samples == 1
 
 
 def test_no_connection_at_all_counts_as_one():

@@ -36,13 +36,23 @@ def test_J_178_a_taskmanager_without_cores_does_not_start(version: str, value: s
     ],
 )
 def test_limits_that_the_pool_of_each_result_refuses_are_warnings(key: str, value: str, text: str) -> None:
-    """Flink starts with them, and its LocalBufferPool throws an IllegalArgumentException in each task."""
+    """Flink starts with them, and its LocalBufferPool throws an IllegalArgumentException in each task. Flink 2 does not read them."""
     found = list(doubts_together(Options({key: value}, flink_version="1.20"), "options", {}))
     assert any(doubt.startswith(f"options[{key}]: every task") and text in doubt for doubt in found)
+    assert any(f", in Flink too: {text}" in doubt for doubt in found)
+    assert not any("in Flink" in d for d in doubts_together(Options({key: value}), "options", {}))
     fine = Options({MOST: "2", OVERDRAFT: "0"}, flink_version="1.20")
     assert list(doubts_together(fine, "options", {})) == []
     before = Options({OVERDRAFT: "-1"}, flink_version="1.15")
     assert list(doubts_together(before, "options", {})) == []
+
+
+@pytest.mark.parametrize(("managed", "doubted"), [("true", True), ("false", False)])
+def test_managed_memory_of_0_matters_only_to_stores_that_use_it(managed: str, doubted: bool) -> None:
+    """Without managed memory, each store has sizes of its own."""
+    set_ = {"state.backend.type": "rocksdb", "state.backend.rocksdb.memory.managed": managed}
+    found = doubts_together(Options({**set_, "taskmanager.memory.managed.size": "0"}), "options", {})
+    assert any("no write buffer" in doubt for doubt in found) is doubted
 
 
 def test_an_unknown_key_of_a_restart_strategy_is_no_ignored_setting() -> None:
@@ -71,6 +81,9 @@ def test_an_unknown_key_of_a_restart_strategy_is_no_ignored_setting() -> None:
         "properties.ssl.keystore.password",
         "fs.azure.account.key.storageaccount123456.core.windows.net",
         "metrics.reporter.dghttp.apikey",
+        "kubernetes.operator.metrics.reporter.influxdb.password",
+        "security.delegation.token.provider.s3.access-key",
+        "security.delegation.token.provider.s3.secret-key",
     ],
 )
 def test_J_177_the_values_that_flink_hides_are_secrets(key: str) -> None:
@@ -87,6 +100,15 @@ def test_J_177_the_values_that_flink_hides_are_secrets(key: str) -> None:
     [
         ("Hello", "x"),
         ("kubernetes.secrets", "a:/b"),
+        ("kubernetes.env.secretKeyRef", "env:A,secret:b,key:c"),
+        ("kubernetes.container.image.pull-secrets", "registry"),
+        ("fs.azure.account.keyprovider.x.blob.core.windows.net", "EnvironmentVariableKeyProvider"),
+        ("fs.azure.sas.token.provider.type", "org.apache.hadoop.SASProvider"),
+        ("fs.azure.account.oauth2.token.file.host", "/var/run/token"),
+        ("security.kerberos.tokens.renewal.retry.backoff", "1 h"),
+        ("security.kerberos.tokens.renewal.time-ratio", "0.75"),
+        ("yarn.security.appmaster.delegation.token.services", "hadoopfs"),
+        ("job.autoscaler.jdbc.password-env-variable", "JDBC_PWD"),
         ("security.delegation.tokens.enabled", "true"),
         ("security.delegation.tokens.renewal.retry.backoff", "1 h"),
     ],
@@ -94,4 +116,3 @@ def test_J_177_the_values_that_flink_hides_are_secrets(key: str) -> None:
 def test_J_177_a_switch_a_time_and_the_name_of_a_secret_are_no_secrets(key: str, value: str) -> None:
     """The first one is testHiddenKey's. Flink hides the others too, but nothing in them is secret."""
     assert not is_secret(key, value)
-    assert is_secret("security.delegation.token.provider.s3.secret-key", "x")

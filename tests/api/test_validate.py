@@ -104,7 +104,7 @@ def configured(options):
         (
             configured({"taskmanager.network.memory.max-buffers-per-channel": "1"}),
             "spec.testbed.flinkConfiguration[taskmanager.network.memory.max-buffers-per-channel]: with 1, a task that has begun a "
-            "buffer processes nothing more until a checkpoint barrier ends it, in Flink too (write at least 2)",
+            "buffer processes nothing more until a checkpoint barrier ends it (write at least 2)",
         ),
         (
             lambda s: s["expect"].append({"metric": "throughput.relative", "min": 95}),

@@ -123,6 +123,27 @@ def test_the_slots_share_managed_memory_for_state_in_files(headgate):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("memory.managed=false", "memory.fixed-per-slot=60m"),
+            "RocksDB in each slot: 60 MB in addition to all parts above: a block cache of 50 MB, which includes the memtables; "
+            "they are flushed at 17.5 MB",
+        ),
+        (
+            ("memory.managed=false",),
+            "RocksDB in each task: a block cache of 8 MB, and memtables; they are flushed at 64 MB",
+        ),
+    ],
+)
+def test_stores_without_managed_memory_have_a_fixed_one(headgate, options, said):
+    """One for the slot, or one for each store. Neither is in the size of the process."""
+    keys = [f"state.backend.rocksdb.{option}" for option in options]
+    arguments = [part for key in (*keys, "state.backend.type=rocksdb") for part in ("-D", key)]
+    assert said in headgate("memory", "--process-size", "1728m", *arguments).stdout
+
+
 def test_the_sizes_of_a_flink_deployment_are_those_of_its_pods(headgate, tmp_path):
     """The operator's memory, the slots and the version come from the file; an option of the command replaces them."""
     path = tmp_path / "deployment.yaml"

@@ -70,6 +70,9 @@ async def test_a_connect_timeout_of_0_is_no_limit(callee):
     await caller.start()
     answer = await caller.ask("b", callee.address, "taskexecutor", CancelTask("", ""), timeout_s=5)
     assert answer == Acknowledge()
+    assert caller._session is not None
+    limits = caller._session.timeout  # aiohttp's own limits would end attempts after 30 s
+    assert (limits.total, limits.connect, limits.sock_connect) == (None, None, None)
     await caller.close()
 
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import SAMPLES, Options
 
 LOW_RATIO = 0.10
 """Ratios up to this are OK."""
@@ -46,7 +46,7 @@ class SamplePlan(Struct, frozen=True):
     @classmethod
     def read(cls, options: Options) -> Self:
         return cls(
-            min(MAX_SAMPLES, options.integer("web.backpressure.num-samples")),
+            max(1, min(MAX_SAMPLES, options.integer(SAMPLES))),
             max(MIN_DELAY_S, options.duration("web.backpressure.delay-between-samples")),
             options.duration("web.backpressure.refresh-interval"),
         )
