@@ -133,9 +133,9 @@ def attribute(
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span; the walk begins with it.
     `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
     the span ended. `awaited`: for an option, the TaskManagers that the job would need in addition to those that it still has if no
-    wait for that option took time; None: all that come. `known`: a failure began the span, so a stall or a store that fails after `detected` is
-    not part of a detection, unless it ended the span. `lasts`: `last` continues after the span, and the path of the next span begins with it. `ran`: how long the job could have run without
-    the first wait before a fault began the second one."""
+    wait for that option took time; None: all that come. `known`: a failure began the span, so a stall or a store that fails after `detected`
+    is not part of a detection, unless it ended the span. `lasts`: `last` continues after the span, and the path of the next span begins with
+    it. `ran`: how long the job could have run without the first wait before a fault began the second one."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
@@ -502,7 +502,7 @@ class _Walk:
         """Return the innermost recorded wait of the step's kind that covers the span, otherwise the step. For slots, a completion counts too:
         the JobMaster requests slots only when the store has completed it, or has failed. So does a restart delay that was cut off."""
         found = [w for w in self.waits if w.start_ns <= start and w.end_ns >= end]
-        own = [w for w in found if w.kind == step.kind and caused(w)]
+        own = [w for w in found if w.kind == step.kind and (w.kind == "restart-delay" or caused(w))]
         if step.kind == "slot" and not step.wait:
             until = {"completion": step.end_ns + EPSILON_NS, "restart-delay": end + EPSILON_NS}
             own += [w for w in found if w.end_ns <= until.get(w.kind, 0)]
