@@ -45,9 +45,10 @@ _SENSITIVE = re.compile(
 _SWITCHES = ("true", "false")
 _HARMLESS = re.compile(
     r"kubernetes\.(secrets|env\.secretkeyref|container\.image\.pull-secrets)|security\.(delegation|kerberos)\.tokens?\.renewal\..*"
-    r"|yarn\.security\.appmaster\.delegation\.token\.services|.*\.token\.(provider\.type|file(\..*)?)|.*-env-variable"
+    r"|security\.delegation\.token\.provider\..*\.region|yarn\.security\.appmaster\.delegation\.token\.services"
+    r"|.*\.token\.(provider(\.impl|\.type(\..*)?)?|file(\..*)?)|.*-env-variable"
 )
-"""Keys that Flink hides too, but whose values are names, times, classes and paths."""
+"""Keys that Flink hides too, but whose values are names, times, regions, classes and paths."""
 
 
 @dataclass(slots=True)

@@ -266,8 +266,7 @@ class _Paths:
         shared = with_delays_avoided(until_refusals_end(shared, causes, *known), self.effects)
         if len(_faults_of(outage)) > 1:
             shared = until_each_has_recovered(shared, self.hits, causes, *known, awaited=self.awaited)
-            others = [e for e in self.effects if all(e != h.fault for h in self.hits)]
-            shared = until_refusals_end(shared, causes, self.waits, others)
+            shared = until_refusals_end(shared, causes, *known, but=[h.fault for h in self.hits])
         return with_enough(shared, causes, *known, self.entry, places=partial(places, self.trial))
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from testbed_runtime.checking.apart import missing_taskmanagers
 from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, round_trip_delays, targets_of
@@ -90,17 +91,23 @@ def with_enough(
 
 
 def until_refusals_end(
-    rounds: Sequence[Round], failures: Sequence[Cause], waits: Sequence[Wait], effects: Sequence[FaultEffect]
+    rounds: Sequence[Round],
+    failures: Sequence[Cause],
+    waits: Sequence[Wait],
+    effects: Sequence[FaultEffect],
+    *,
+    but: Collection[FaultEffect] = (),
 ) -> tuple[Round, ...]:
     """Return the rounds with smaller savings during a fault that let no restart succeed before it ended: one that held back what expired waits
-    were for, or that refused connections and caused one of the `failures`."""
+    were for, or that refused connections and caused one of the `failures`. The faults in `but` limit nothing."""
     begun = [e for e in effects if e.injected_ns is not None]
     segments = [s for r in rounds for s in r.segments]
     given_up = [w for s in segments if s.gave_up for w in waits if is_of(s, w)]
     for wait in reversed(given_up):
-        segments = _until_end(segments, _held_back(wait, begun), wait.cause)
+        held = _held_back(wait, begun)
+        segments = _until_end(segments, None if held in but else held, wait.cause)
     for fault in (responsible(begun, cause) for cause in failures):
-        if fault is not None and fault.kind in REFUSING:
+        if fault is not None and fault.kind in REFUSING and fault not in but:
             segments = _until_end(segments, fault, f"the end of the fault `{fault.fault}`")
     return with_segments(rounds, segments)
 
@@ -171,6 +178,7 @@ class _Ends:
         chosen = entry.options
         self.interval_ns = round(chosen.duration("heartbeat.interval") * NS)
         self.timeout_ns = round(chosen.duration("heartbeat.timeout") * NS)
+        self.needs_all = missing_taskmanagers(entry, lost=1) > 0
         self.tolerated = chosen.integer("execution.checkpointing.tolerable-failed-checkpoints")
 
     def needed_ns(self, wait: Wait) -> int | None:
@@ -346,14 +354,16 @@ class _Ends:
 
     def until_last_loss(self, segment: Segment, *, used: Collection[str]) -> Segment:
         """Return a restart delay with smaller savings if the heartbeats of a muted TaskManager that the job still `used` were missed in it: an
-        earlier restart would have failed with that loss."""
-        if segment.kind != "restart-delay" or not segment.option:
+        earlier restart would have failed with that loss. Not with a spare TaskManager, or if the mute began in the delay: an earlier
+        restart may then succeed."""
+        if segment.kind != "restart-delay" or not segment.option or not self.needs_all:
             return segment
         missed = [w for w in self.waits if w.option == _HEARTBEAT and w.outcome is Outcome.EXPIRED]
         during = [w for w in missed if segment.start_ns + TIE_NS < w.end_ns <= segment.end_ns + TIE_NS]
         for wait in sorted(during, key=lambda w: -w.end_ns):
             lost, silent = self._lost(wait)
-            if ordinal(lost.what) in used and {e.kind for e in silent} == {_MUTED}:
+            muted = {e.kind for e in silent} == {_MUTED}
+            if muted and ordinal(lost.what) in used and all(e.begun_ns <= segment.start_ns for e in silent):
                 saved_ns = max(0, segment.end_ns - wait.end_ns)
                 return with_slack(segment, saved_ns, _lost_again(lost, silent[0]))
         return segment

@@ -87,6 +87,7 @@ _LOSS = ("heartbeat", "fencing")
 """Kinds of waits that end when the loss of a TaskManager is noticed."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """Kinds of waits that begin with an event from outside. The path continues with the wait that was in progress then."""
+_REPLACED = ("completion", Outcome.CANCELLED)
 _TIMED = frozenset({"heartbeat", "lease", "fencing", "cancellation", "restart-delay"})
 """Kinds of waits with an exact limit. A longer one means that its process noticed the expiry late."""
 _NEVER = frozenset({"alignment", "completion", "credit", "final-checkpoint"})
@@ -134,20 +135,19 @@ def attribute(
     `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
     the span ended. `awaited`: for an option, the TaskManagers that the job would need in addition to those that it still has if no
     wait for that option took time; None: all that come. `known`: a failure began the span, so a stall or a store that fails after `detected`
-    is not part of a detection, unless it ended the span. `lasts`: `last` continues after the span, and the path of the next span begins with
-    it. `ran`: how long the job could have run without the first wait before a fault began the second one."""
+    is not part of a detection, unless it ended the span. `lasts`: the path of the next span begins with `last`. `ran`: how long the job could
+    have run without the first wait before a fault began the second one."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last, lasts=lasts)
-    pieces = merged(reversed(walk.pieces))
-
-    def after_failure(piece: Piece) -> bool:
+    found = []
+    for piece in merged(reversed(walk.pieces)):
         shows_another = piece.wait is not None and stores(piece.wait, last)
-        return known and piece.start >= detected - EPSILON_NS and not shows_another
-
-    return tuple(segment(p, walk.slack(p.wait, awaited, ran), known=after_failure(p)) for p in pieces)
+        after_failure = known and piece.start >= detected - EPSILON_NS and not shows_another
+        found.append(segment(piece, walk.slack(piece.wait, awaited, ran), known=after_failure))
+    return tuple(found)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -500,12 +500,12 @@ class _Walk:
 
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
         """Return the innermost recorded wait of the step's kind that covers the span, otherwise the step. For slots, a completion counts too:
-        the JobMaster requests slots only when the store has completed it, or has failed. So does a restart delay that was cut off."""
+        the JobMaster requests slots only when the store has completed the checkpoint, or failed to. So does a restart delay that was cut off."""
         found = [w for w in self.waits if w.start_ns <= start and w.end_ns >= end]
         own = [w for w in found if w.kind == step.kind and (w.kind == "restart-delay" or caused(w))]
         if step.kind == "slot" and not step.wait:
             until = {"completion": step.end_ns + EPSILON_NS, "restart-delay": end + EPSILON_NS}
-            own += [w for w in found if w.end_ns <= until.get(w.kind, 0)]
+            own += [w for w in found if w.end_ns <= until.get(w.kind, 0) and (w.kind, w.outcome) != _REPLACED]
         return max(own, key=lambda w: (w.start_ns, -w.end_ns), default=step)
 
     def _add(self, until: int, wait: Wait) -> bool:

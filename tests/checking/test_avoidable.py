@@ -570,24 +570,29 @@ def test_a_shorter_timeout_lets_a_muted_taskmanager_be_lost_once_more(
 
 
 @pytest.mark.parametrize(
-    ("missed", "place", "slack_s"),
+    ("missed", "muted_at", "place", "replicas", "slack_s"),
     [
-        ((13.5,), "tm-1", 2.5),
-        ((13.5, 15.5), "tm-1", 0.5),
-        ((16.02,), "tm-1", 0),  # together with the end of the delay
-        ((12.02, 16.03), "tm-1", -1),  # the loss before it, and one after the restart
-        ((13.5,), "tm-2", -1),
+        ((13.5,), 8, "tm-1", 2, 2.5),
+        ((13.5, 15.5), 8, "tm-1", 2, 0.5),
+        ((16.02,), 8, "tm-1", 2, 0),  # together with the end of the delay
+        ((12.02, 16.03), 8, "tm-1", 2, -1),  # the loss before it, and one after the restart
+        ((13.5,), 8, "tm-2", 2, -1),
+        ((13.5,), 8, "tm-1", 3, -1),  # the earlier restart does without it
+        ((15.5,), 12.5, "tm-1", 2, -1),  # it would have come before the mute
     ],
 )
 def test_a_restart_on_a_muted_taskmanager_fails_until_its_last_loss(
-    missed: tuple[float, ...], place: str, slack_s: float
+    missed: tuple[float, ...], muted_at: float, place: str, replicas: int, slack_s: float
 ):
-    """The delay is from 12 to 16 s. An earlier restart would have failed with each loss in it."""
+    """The delay is from 12 to 16 s. An earlier restart of a job without a spare TaskManager would have failed with each loss in it."""
     delay = of_option(12, 16)
     waits = [wait("heartbeat", HEARTBEAT, (end - 3, end)) for end in missed]
-    mute = effect("mute", "heartbeats.mute", 8, 17, "tm-1")
+    mute = effect("mute", "heartbeats.mute", muted_at, 17, "tm-1")
+    job = {"vertices": [{"parallelism": 2}], "taskManagers": {"replicas": replicas, "slots": 1}}
     known = Round(number=1, start_ns=0, end_ns=at(18), segments=(delay,))
-    (found,) = with_enough([known], [], waits, [mute], trial_entry({}), places=lambda _: {"map-0": place})
+    (found,) = with_enough(
+        [known], [], waits, [mute], trial_entry(job=job), places=lambda _: {"map-0": place}
+    )
     assert found.segments[0].slack_ns == (round(slack_s * NS) if slack_s >= 0 else -1)
     assert found.segments[0].next == (
         "tm-1 to be lost once more, during the fault `mute`" if slack_s >= 0 else ""

@@ -245,6 +245,26 @@ def test_a_restart_while_credit_is_withheld_saves_nothing(tmp_path: Path):
     assert saved == (pytest.approx(0.0, abs=TOLERANCE_S), True)
 
 
+@pytest.mark.parametrize("kind", ["reset", "halfOpen"])
+def test_a_fault_on_a_taskmanager_without_tasks_limits_no_saving(kind: str, tmp_path: Path):
+    """Two kills cause the recovery. The connections of the spare TaskManager are refused meanwhile, which costs nothing."""
+    faults = [
+        fault("odd", "6500 ms", taskmanager("tm-6"), network={kind: {}}),
+        fault("one", "1 s", taskmanager("tm-0"), at="500 ms", **KILL),
+        fault("two", "1 s", taskmanager("tm-1"), at="1 s", **KILL),
+    ]
+    options = {**QUICK, DELAY: "6 s"}
+    case = Case("odd", faults, "", 0.0, options=options, managers={"replicas": 7}, observation="20 s")
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    before, after = (
+        of_case(one, tmp_path / name)
+        for one, name in ((case, "before"), (replace(case, options={**options, DELAY: "0 s"}), "after"))
+    )
+    saved, _ = promised(max(before.recoveries, key=lambda r: r.total_s), DELAY)
+    assert saved == pytest.approx(behind_s(before) - behind_s(after), abs=TOLERANCE_S)
+
+
 def test_a_region_that_is_cut_is_down_until_tcp_sends_again(tmp_path: Path):
     """The cut of 6 s ends 0.7 s before that. The other region restarts meanwhile."""
     cut = fault("cut", "6 s", of_region("a"), network={"partition": {}})
