@@ -45,6 +45,7 @@ from testbed_runtime.checking.faults import (
     check_faults,
 )
 from testbed_runtime.checking.lasting import (
+    HELD_BACK,
     after_cut_delay,
     dead_slots,
     lasting_wait,
@@ -263,10 +264,12 @@ class _Paths:
         cut = [after_cut_delay(r, self.waits) for r in shared]
         shared = until_faults_end(cut, self.effects, self.delays, self.waits)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
-        shared = with_delays_avoided(until_refusals_end(shared, causes, *known), self.effects)
+        held_back = [e for e in self.effects if e.kind in HELD_BACK]
+        shared = with_delays_avoided(shared, [e for e in self.effects if e.kind not in HELD_BACK])
         if len(_faults_of(outage)) > 1:
             shared = until_each_has_recovered(shared, self.hits, causes, *known, awaited=self.awaited)
-            shared = until_refusals_end(shared, causes, *known, but=[h.fault for h in self.hits])
+        # a message that is held back after a refusal is avoided by a restart between them
+        shared = with_delays_avoided(until_refusals_end(shared, causes, *known), held_back)
         return with_enough(shared, causes, *known, self.entry, places=partial(places, self.trial))
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:

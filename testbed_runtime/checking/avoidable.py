@@ -91,23 +91,17 @@ def with_enough(
 
 
 def until_refusals_end(
-    rounds: Sequence[Round],
-    failures: Sequence[Cause],
-    waits: Sequence[Wait],
-    effects: Sequence[FaultEffect],
-    *,
-    but: Collection[FaultEffect] = (),
+    rounds: Sequence[Round], failures: Sequence[Cause], waits: Sequence[Wait], effects: Sequence[FaultEffect]
 ) -> tuple[Round, ...]:
     """Return the rounds with smaller savings during a fault that let no restart succeed before it ended: one that held back what expired waits
-    were for, or that refused connections and caused one of the `failures`. The faults in `but` limit nothing."""
+    were for, or that refused connections and caused one of the `failures`."""
     begun = [e for e in effects if e.injected_ns is not None]
     segments = [s for r in rounds for s in r.segments]
     given_up = [w for s in segments if s.gave_up for w in waits if is_of(s, w)]
     for wait in reversed(given_up):
-        held = _held_back(wait, begun)
-        segments = _until_end(segments, None if held in but else held, wait.cause)
+        segments = _until_end(segments, _held_back(wait, begun), wait.cause)
     for fault in (responsible(begun, cause) for cause in failures):
-        if fault is not None and fault.kind in REFUSING and fault not in but:
+        if fault is not None and fault.kind in REFUSING:
             segments = _until_end(segments, fault, f"the end of the fault `{fault.fault}`")
     return with_segments(rounds, segments)
 

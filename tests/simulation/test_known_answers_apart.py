@@ -88,17 +88,22 @@ PAUSED_REGION = Case(
     ],
     "", 0.0, options=QUICK, managers={"replicas": 6},
 )  # fmt: skip
-REFUSED = Case(
-    "refused-and-delayed",
-    [
-        fault("reset", "3 s", SINK, network={"reset": {}}),
-        fault("slow", "16 s", ALL, at="4 s", rpc={"delay": {"method": "SubmitTask", "delay": "3 s"}}),
-    ],
-    "", 0.0, options={**QUICK, HEARTBEAT: "30 s", ASK: "30 s", DELAY: "5 s"}, observation="21 s",
-)  # fmt: skip
-"""The delay ends after both faults have begun. A shorter one restarts the job between them."""
+
+
+def refused(name: str, second: dict[str, Any]) -> Lowered:
+    """The delay of 5 s ends after both faults have begun. A shorter one restarts the job when the first has ended, after 3 s."""
+    faults = [fault("reset", "3 s", SINK, network={"reset": {}}), second]
+    options = {**QUICK, HEARTBEAT: "30 s", ASK: "30 s", DELAY: "5 s"}
+    return Lowered(Case(name, faults, "", 0.0, options=options, observation="21 s"), DELAY, {DELAY: "500 ms"})
+
+
+SLOW = fault("slow", "16 s", ALL, at="4 s", rpc={"delay": {"method": "SubmitTask", "delay": "3 s"}})
+LATE = fault("late", "6 s", ALL, at="4500 ms", network={"latency": {"delay": "500 ms", "mode": "one-way"}})
+CUT = fault("cut", "6 s", ALL, at="4500 ms", network={"partition": {}})
+CUT_OF_ONE = fault("cut", "6 s", SINK, at="4500 ms", network={"partition": {}})
 CASES = [
-    Lowered(REFUSED, DELAY, {DELAY: "500 ms"}),
+    refused("refused-and-delayed", SLOW),
+    refused("refused-and-cut", CUT),
     of_delay("second-loss", killed("one", 0), killed("two", 1, "5 s")),
     of_delay("third-loss", killed("one", 0), killed("two", 1, "4 s"), killed("three", 2, "7 s")),
     of_delay("pause-below-the-timeout", killed("one", 0), paused(1, "3 s", "4 s")),
@@ -243,6 +248,13 @@ def test_a_restart_while_credit_is_withheld_saves_nothing(tmp_path: Path):
     (found,) = of_case(case, tmp_path).recoveries
     saved = promised(found, "execution.checkpointing.interval")
     assert saved == (pytest.approx(0.0, abs=TOLERANCE_S), True)
+
+
+@pytest.mark.parametrize("second", [LATE, CUT_OF_ONE], ids=["late", "cut-from-one"])
+def test_no_restart_saves_time_before_the_end_of_a_refusal(second: dict[str, Any], tmp_path: Path):
+    """The restarts are refused for 3 of the 5 s of the delay, whatever begins then."""
+    (found,) = (r for r in of_case(refused("refused", second).case, tmp_path).recoveries if r.total_s)
+    assert promised(found, DELAY) == (pytest.approx(2.0, abs=TOLERANCE_S), True)
 
 
 @pytest.mark.parametrize("kind", ["reset", "halfOpen"])
