@@ -46,6 +46,8 @@ INCIDENTS = {
     "Association with remote system [akka.tcp://flink@tm-1:6122] has failed, address is now gated for [50] ms.": "taskmanager-killed",
     "WARN akka - Reason: [Association failed with [akka.tcp://flink@tm-1:6122]]": "taskmanager-killed",
     "JobManager with id 7a9c is no longer reachable.": "jobmanager-killed",
+    "Association with remote system [akka.tcp://flink@jobmanager:6123] has failed, address is now gated for [50] ms.": "jobmanager-killed",
+    "Reason: [Association failed with [pekko.tcp://flink@jm:6123]] Caused by: [Connection refused: jm/10.0.0.1:6123]": "jobmanager-killed",
     "ResourceManager with id 81d0 is no longer reachable.": "jobmanager-killed",
     "Could not resolve ResourceManager address akka.tcp://flink@jobmanager:6123/user/rpc/resourcemanager_*, retrying in "
     "10000 ms: Could not connect to rpc endpoint under address.": "jobmanager-killed",
