@@ -1,4 +1,4 @@
-"""Flink's own configuration: flink-conf.yaml, the nested config.yaml, a FlinkDeployment of the Flink Kubernetes operator, or a ConfigMap."""
+"""Flink's own configuration: flink-conf.yaml, the nested config.yaml, a deployment of the Flink Kubernetes operator, or a ConfigMap."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ FlinkConfFile = Annotated[
     Path | None,
     typer.Option(
         "--flink-conf",
-        help="Read the options from Flink's own file: a flink-conf.yaml, a config.yaml (or their folder), a FlinkDeployment, or a ConfigMap.",
+        help="Read the options from Flink's own file: a flink-conf.yaml, a config.yaml (or their folder), a FlinkDeployment or FlinkBlueGreenDeployment, or a ConfigMap.",
         show_default=False,
     ),
 ]

@@ -81,7 +81,7 @@ def validate(
 ) -> None:
     """Check scenarios, studies and Flink configurations without running them, and report every problem at once.
 
-    In a Flink configuration (flink-conf.yaml, config.yaml, a FlinkDeployment or a ConfigMap), it finds misspelt options, values that
+    In a Flink configuration (flink-conf.yaml, config.yaml, a FlinkDeployment, a FlinkBlueGreenDeployment or a ConfigMap), it finds misspelt options, values that
     Flink cannot read, and options that contradict each other. A file may have several documents, or a `List`. Objects that are
     not Headgate's are ignored.
 

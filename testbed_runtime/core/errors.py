@@ -117,7 +117,7 @@ def nearest(name: str, names: Collection[str], otherwise: str = "") -> str:
 
 
 def nearest_each(unknown: Collection[str], names: Collection[str]) -> str:
-    """Return what to write instead of several unknown names, as a hint: the nearest of each, or all known ones."""
+    """Return what to write instead of several unknown names, as a hint: the nearest of each, or all known ones if one has none."""
     near = [difflib.get_close_matches(name, names, n=1, cutoff=0.6) for name in unknown]
     found = dict.fromkeys(match[0] for match in near if match)
     return f"did you mean {', '.join(found)}?" if all(near) else f"there are {', '.join(names)}"
